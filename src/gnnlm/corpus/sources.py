@@ -1,0 +1,157 @@
+"""Where documents come from: a file, a folder, or the documentation of the running Python.
+
+Knows nothing of splits or tokens.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import hashlib
+import importlib.util
+import inspect
+import json
+import platform
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnnlm.errors import CorpusError
+from gnnlm.progress import warn
+
+SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
+PYTHON_DOCS = "python-docs"
+NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text with the name it is cited by."""
+
+    name: str
+    text: str
+
+
+def read_documents(source: str, encoding: str = "utf-8", skip_unreadable: bool = False) -> list[Document]:
+    """All documents of a source with any text in them, in the order of their names."""
+    if source == PYTHON_DOCS:
+        return list(_python_documents())
+    root = Path(source)
+    files = list_files(root)
+    documents: list[Document] = []
+    for file in files:
+        name = file.name if file == root else file.relative_to(root).as_posix()
+        try:
+            text = _read_text(file, encoding)
+        except UnicodeDecodeError as error:
+            where = f"{file} is not {encoding}: byte 0x{error.object[error.start]:02x} at offset {error.start}"
+            if not skip_unreadable:
+                raise CorpusError(
+                    f"{where}; convert it, set corpus.encoding, or leave it out with corpus.skip_unreadable: true"
+                ) from error
+            warn(f"{where}; left out")
+            continue
+        documents.extend(_json_lines(name, text) if ".jsonl" in file.suffixes else [Document(name, text)])
+    documents = [document for document in documents if document.text.strip()]
+    if not documents:
+        raise CorpusError(f"{source} holds no text: {len(files)} files, all empty; point corpus.source at other files")
+    return documents
+
+
+def source_fingerprint(source: str) -> str:
+    """Changes whenever the source's text does."""
+    if source == PYTHON_DOCS:
+        return f"{platform.python_implementation()} {platform.python_version()}"
+    root = Path(source)
+    digest = hashlib.sha256()
+    for file in list_files(root):
+        digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def list_files(root: Path) -> list[Path]:
+    """The readable text files of a folder, or the file itself."""
+    accepted = ", ".join(SUFFIXES)
+    if not root.exists():
+        raise CorpusError(f"{root} does not exist; expected a file or folder of {accepted} (or .gz of these)")
+    if root.is_file():
+        if not _is_text(root):
+            raise CorpusError(f"{root}: expected a file ending in {accepted} (or .gz of these)")
+        return [root]
+    files = sorted(p for p in root.rglob("*") if p.is_file() and _is_text(p))
+    if not files:
+        raise CorpusError(f"{root} holds no file ending in {accepted} (or .gz of these); point corpus.source at text")
+    return files
+
+
+def _is_text(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(SUFFIXES)
+
+
+def _read_text(path: Path, encoding: str) -> str:
+    data = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError) as error:
+            raise CorpusError(f"{path} is not a whole gzip file ({error}); make it again or take it out") from error
+    try:
+        return data.decode(encoding).removeprefix("\ufeff").replace("\r\n", "\n")
+    except LookupError as error:
+        raise CorpusError(f"corpus.encoding: {error}; expected a name Python knows, such as utf-8") from error
+
+
+def _json_lines(name: str, text: str) -> Iterator[Document]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            body = record["text"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorpusError(
+                f'{name}:{number}: expected a JSON object with a "text" field, got {line[:40]!r}'
+            ) from error
+        if not isinstance(body, str):
+            raise CorpusError(f'{name}:{number}: expected "text" to be a string, got {type(body).__name__}')
+        title = next((str(record[key]) for key in ("name", "title", "id") if record.get(key) is not None), str(number))
+        yield Document(f"{name}:{title}", body)
+
+
+def _python_documents() -> Iterator[Document]:
+    """The docstrings of each standard-library module, and each topic of the language reference.
+
+    Modules are parsed, not imported: importing them all would run them all.
+    """
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for file in sorted(library.rglob("*.py")):
+        parts = file.relative_to(library).parts
+        if NOT_LIBRARY.isdisjoint(parts) and parts[0] != "pydoc_data":
+            text = "\n\n\n".join(_docstrings(file))
+            if text:
+                yield Document(".".join(parts).removesuffix(".py").removesuffix(".__init__"), text)
+    spec = importlib.util.find_spec("pydoc_data.topics")
+    if spec is None:
+        return
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield Document(f"topics/{name}", inspect.cleandoc(topics[name]))
+
+
+def _docstrings(file: Path) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if not text:
+                continue
+            yield text if isinstance(node, ast.Module) else f"{node.name}\n\n{text}"

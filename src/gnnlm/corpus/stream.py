@@ -1,0 +1,121 @@
+"""Token streams: documents laid end to end, one position per token and one past each document's last.
+
+The position past a document's last token has no token (`END`); its state is the one that has read the
+whole document. Positions, store rows, index ids and neighbour nodes are one numbering.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnlm.artifact import Artifact, Draft
+
+END = -1
+Tokenize = Callable[[str], tuple[list[int], list[int]]]
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest signed type that holds every id and END.
+
+    >>> token_dtype(32768), token_dtype(49152)
+    (dtype('int16'), dtype('int32'))
+    """
+    return np.dtype(np.int16 if vocab_size <= 2**15 else np.int32 if vocab_size <= 2**31 else np.int64)
+
+
+@dataclass(frozen=True)
+class TokenizedDocument:
+    """A document with its token ids and where in the text each token starts."""
+
+    name: str
+    text: str
+    tokens: list[int]
+    offsets: list[int]
+
+    @classmethod
+    def make(cls, name: str, text: str, tokenize: Tokenize, limit: int | None) -> TokenizedDocument:
+        tokens, offsets = tokenize(text)
+        if limit is not None and len(tokens) > limit:
+            text = text[: offsets[limit]]
+            tokens, offsets = tokens[:limit], offsets[:limit]
+        return cls(name, text, tokens, offsets)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A token in its place: the document, the text before the token, the token, the text after it."""
+
+    document: str
+    before: str
+    token: str
+    after: str
+
+
+def save_split(draft: Draft, split: str, documents: Sequence[TokenizedDocument], vocab_size: int) -> None:
+    starts = np.cumsum([0, *(len(d.tokens) + 1 for d in documents)], dtype=np.int64)
+    tokens = [t for d in documents for t in (*d.tokens, END)]
+    offsets = [o for d in documents for o in (*d.offsets, len(d.text))]
+    draft.save(f"{split}.tokens.npy", np.asarray(tokens, dtype=token_dtype(vocab_size)))
+    draft.save(f"{split}.offsets.npy", np.asarray(offsets, dtype=np.int64))
+    draft.save(f"{split}.starts.npy", starts)
+    draft.write_text(
+        f"{split}.documents.jsonl",
+        "".join(json.dumps({"name": d.name, "text": d.text}, ensure_ascii=False) + "\n" for d in documents),
+    )
+
+
+class Stream:
+    """One split of a corpus artifact."""
+
+    def __init__(self, corpus: Artifact, split: str) -> None:
+        self.split = split
+        self.tokens: npt.NDArray[Any] = corpus.array(f"{split}.tokens.npy")
+        self.starts: npt.NDArray[np.int64] = np.asarray(corpus.array(f"{split}.starts.npy"))
+        self._offsets = corpus.array(f"{split}.offsets.npy")
+        self._file: Path = corpus.path / f"{split}.documents.jsonl"
+        self._documents: list[dict[str, str]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def token_count(self) -> int:
+        """Tokens, not counting the position past each document's last."""
+        return len(self.tokens) - (len(self.starts) - 1)
+
+    @property
+    def documents(self) -> list[dict[str, str]]:
+        """Name and text of each document, read when first asked for."""
+        if self._documents is None:
+            with self._file.open(encoding="utf-8") as file:
+                self._documents = [json.loads(line) for line in file]
+        return self._documents
+
+    def document_of(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The number of the document that each position lies in."""
+        found: npt.NDArray[np.int64] = np.searchsorted(self.starts, positions, side="right") - 1
+        return found
+
+    def passage(self, position: int, left: int, right: int) -> Passage:
+        """The token at a position with `left` tokens before it and `right` after it, within its document."""
+        number = int(self.document_of(position))
+        first = max(int(self.starts[number]), position - left)
+        return Passage(
+            self.documents[number]["name"],
+            self.text_between(first, position),
+            self.text_between(position, position + 1),
+            self.text_between(position + 1, position + 1 + right),
+        )
+
+    def text_between(self, first: int, last: int) -> str:
+        """The text of the tokens first..last-1, cut to the document that holds `first`."""
+        number = int(self.document_of(first))
+        last = min(last, int(self.starts[number + 1]) - 1)
+        return self.documents[number]["text"][self._offsets[first] : self._offsets[last]]

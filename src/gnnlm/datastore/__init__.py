@@ -1,0 +1,1 @@
+"""The store: position -> state, token, document, on disk."""

@@ -1,0 +1,1 @@
+"""Tuning on valid, the report on test."""

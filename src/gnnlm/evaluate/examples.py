@@ -1,0 +1,73 @@
+"""Retrieved neighbours to look at, in the style of the paper's last table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from rich.text import Text
+
+from gnnlm.corpus.stream import Passage, Stream
+
+LEFT, RIGHT = 14, 6  # tokens shown before and after the one that is predicted
+
+
+@dataclass(frozen=True)
+class Example:
+    """A test token with what was looked up for it; each passage with a remark."""
+
+    query: tuple[Passage, str]
+    neighbours: list[tuple[Passage, str]]
+
+
+def find_examples(
+    test: Stream,
+    train: Stream,
+    base: npt.NDArray[np.float32],
+    best: npt.NDArray[np.float32],
+    ids: npt.NDArray[np.int32],
+    similarity: npt.NDArray[np.float32],
+    count: int,
+) -> list[Example]:
+    """The test words that gained most from being looked up, one per document, with their nearest rows.
+
+    `base` and `best` are the log-probabilities of each test token; `ids` and `similarity` its neighbour table.
+    """
+    positions = np.flatnonzero(np.asarray(test.tokens) >= 0)
+    examples: list[Example] = []
+    used: set[int] = set()
+    for place in np.argsort(base - best):
+        position = int(positions[place])
+        number = int(test.document_of(position))
+        if number in used or not test.text_between(position, position + 1).strip().isalpha():
+            continue
+        used.add(number)
+        gain = f"p {np.exp(base[place]):.3f} -> {np.exp(best[place]):.3f}"
+        found = [
+            (train.passage(int(row), LEFT, RIGHT), f"similarity {score:.3f}")
+            for row, score in zip(ids[position, :3], similarity[position, :3], strict=True)
+            if row >= 0
+        ]
+        examples.append(Example((test.passage(position, LEFT, 0), gain), found))
+        if len(examples) == count:
+            break
+    return examples
+
+
+def render_example(example: Example) -> Text:
+    """The input with its gold token in bold, then what was retrieved with its next token underlined."""
+    text = Text()
+    lines = [("Input", example.query, "bold")]
+    lines += [(f"Extracted {i}", found, "underline") for i, found in enumerate(example.neighbours, start=1)]
+    for label, (passage, remark), style in lines:
+        text.append(f"\n{label}: ", style="italic")
+        text.append(_flat(passage.before))
+        text.append(_flat(passage.token), style=style)
+        text.append(_flat(passage.after))
+        text.append(f"   [{passage.document}, {remark}]", style="dim")
+    return text
+
+
+def _flat(text: str) -> str:
+    return "".join(" " if c.isspace() else c for c in text)

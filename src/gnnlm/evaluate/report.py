@@ -1,0 +1,129 @@
+"""The report: four rows, with what makes each figure trustworthy beside it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+
+from gnnlm.predict.predictor import LABELS, PREDICTORS
+
+SAME = 1e-6  # log-probabilities closer than this count as unchanged
+Floats = npt.NDArray[np.float64]
+
+
+def row(
+    scores: Floats, base: Floats, document: npt.NDArray[np.int64], counts: dict[str, int], samples: int, seed: int
+) -> dict[str, Any]:
+    """The figures of one predictor. `document` numbers the document of each token."""
+    total = -float(scores.sum())
+    gain = scores - base
+    return {
+        "ppl": math.exp(total / len(scores)),
+        "ppl_95": list(bootstrap_interval(scores, document, samples, seed)),
+        "ppl_word": math.exp(min(700.0, total / counts["words"])),
+        "bits_per_byte": total / math.log(2) / counts["bytes"],
+        "helped": float((gain > SAME).mean()),
+        "hurt": float((gain < -SAME).mean()),
+    }
+
+
+def bootstrap_interval(scores: Floats, document: npt.NDArray[np.int64], samples: int, seed: int) -> tuple[float, float]:
+    """95% interval of perplexity when whole documents are drawn anew."""
+    count = int(document.max()) + 1
+    sums = np.bincount(document, weights=-scores, minlength=count)
+    sizes = np.bincount(document, minlength=count)
+    drawn = np.random.default_rng(seed).integers(count, size=(samples, count))
+    drawn_sizes = np.maximum(sizes[drawn].sum(1), 1)
+    low, high = np.percentile(sums[drawn].sum(1) / drawn_sizes, [2.5, 97.5])
+    return math.exp(low), math.exp(high)
+
+
+def make_report(
+    scores: dict[str, Floats],
+    document: npt.NDArray[np.int64],
+    counts: dict[str, int],
+    speeds: dict[str, float],
+    samples: int,
+    seed: int,
+    **facts: Any,
+) -> dict[str, Any]:
+    """Everything the table, the JSON and the figures show."""
+    base = scores["base"]
+    rows = {}
+    for name in PREDICTORS:
+        rows[name] = row(scores[name], base, document, counts, samples, seed)
+        rows[name]["tokens_per_second"] = speeds[name]
+        rows[name]["change"] = rows[name]["ppl"] / rows["base"]["ppl"] - 1
+    return {"rows": rows, "test_tokens": len(base), "test_documents": int(document.max()) + 1, **facts}
+
+
+COLUMNS = ("model", "ppl", "95%", "change", "ppl/word", "bits/byte", "helped", "hurt", "tokens/s")
+
+
+def cells(report: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The table's text, row by row."""
+    lines: list[tuple[str, ...]] = []
+    for name in PREDICTORS:
+        r = report["rows"][name]
+        low, high = r["ppl_95"]
+        first = name == "base"
+        lines.append(
+            (
+                LABELS[name],
+                f"{r['ppl']:.2f}",
+                f"{low:.2f}-{high:.2f}",
+                "" if first else f"{100 * r['change']:+.1f}%",
+                f"{r['ppl_word']:.1f}",
+                f"{r['bits_per_byte']:.3f}",
+                "" if first else f"{100 * r['helped']:.0f}%",
+                "" if first else f"{100 * r['hurt']:.0f}%",
+                f"{r['tokens_per_second']:,.0f}",
+            )
+        )
+    return lines
+
+
+def rich_table(report: dict[str, Any]) -> Table:
+    table = Table(title=headline(report), title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    for line in cells(report):
+        table.add_row(*line)
+    return table
+
+
+def markdown(report: dict[str, Any]) -> str:
+    lines = [f"# {headline(report)}", "", "| " + " | ".join(COLUMNS) + " |", "|---" + "|--:" * (len(COLUMNS) - 1) + "|"]
+    lines += ["| " + " | ".join(line) + " |" for line in cells(report)]
+    return "\n".join([*lines, "", *notes(report), ""])
+
+
+def headline(report: dict[str, Any]) -> str:
+    return (
+        f"{report['test_tokens']:,} test tokens of {report['test_documents']} documents, "
+        f"{report['store_tokens']:,} store tokens, {report['model']}"
+    )
+
+
+def notes(report: dict[str, Any]) -> list[str]:
+    """What stands below the table, a sentence a line."""
+    overlap = report["overlap"]["test"]
+    train = report["overlap"]["train"]
+    base, gnn = report["mix"]["base"], report["mix"]["gnn"]
+    said = [
+        f"kNN: k = {base['k']}, T = {base['temperature']:g}, lambda = {base['weight']:g} for base; "
+        f"k = {gnn['k']}, T = {gnn['temperature']:g}, lambda = {gnn['weight']:g} for GNN; chosen on valid.",
+        f"Overlap: {overlap['repeated_paragraphs']} of {overlap['paragraphs']} test paragraphs "
+        f"({overlap['repeated_words']} of {overlap['words']} words) stand in train or valid and were dropped; "
+        f"{100 * overlap['remaining_ngram_overlap']:.1f}% of the 8-grams left still occur there.",
+        f"Inside train {train['repeated_paragraphs']} of {train['paragraphs']} paragraphs repeat another document and "
+        f"were {train['repeats_were']}.",
+        f"GNN: step {report['training']['best_step']} of {report['training']['steps_done']}, "
+        f"{report['training']['parameters']:,} parameters.",
+        "tokens/s counts encoding, search and prediction, each as measured in this run.",
+    ]
+    return [s.replace("8-grams", f"{report['overlap_ngram']}-grams") for s in said]

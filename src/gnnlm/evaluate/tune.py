@@ -1,0 +1,87 @@
+"""The tune stage: k, T and lambda chosen on valid from cached neighbours, for base and for GNN.
+
+Shapes: N positions, K neighbours; tables are [T, k, lambda].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gnnlm.graph.assemble import Assembler
+from gnnlm.predict.knn import Mix
+from gnnlm.predict.predictor import neighbour_tokens
+from gnnlm.progress import Track
+
+COSINE_TEMPERATURES = (0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1)
+L2_TEMPERATURES = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)  # times the nearest row's usual distance
+UNTUNED = Mix(k=1, temperature=1.0, weight=0.0)  # no kNN
+
+
+def default_temperatures(metric: str, similarity: npt.NDArray[np.float32]) -> tuple[float, ...]:
+    if metric == "cosine":
+        return COSINE_TEMPERATURES
+    nearest = -similarity[:, 0]
+    unit = float(np.median(nearest[np.isfinite(nearest)])) if np.isfinite(nearest).any() else 1.0
+    return tuple(t * max(unit, 1e-6) for t in L2_TEMPERATURES)
+
+
+def knn_probs(
+    tokens_NK: Tensor, similarity_NK: Tensor, targets_N: Tensor, ks: Sequence[int], temperature: float
+) -> Tensor:
+    """p_kNN of the target for several k at once, [len(ks), N]; NaN where there is no neighbour.
+
+    One cumulative sum over neighbours, nearest first, holds the answer for every k.
+    """
+    scaled_NK = similarity_NK.double() / temperature
+    weights_NK = (scaled_NK - scaled_NK[:, :1]).exp()
+    totals_NK = weights_NK.cumsum(1)
+    hits_NK = (weights_NK * (tokens_NK == targets_N[:, None])).cumsum(1)
+    columns = torch.tensor([min(k, similarity_NK.shape[1]) - 1 for k in ks])
+    return (hits_NK[:, columns] / totals_NK[:, columns]).T
+
+
+def mix_losses(lm_N: Tensor, knn_kN: Tensor, lambdas: Sequence[float]) -> Tensor:
+    """Summed negative log-probability of the mix for every k and lambda, [k, lambda]."""
+    p_lm_N = lm_N.double().exp()
+    none_N = knn_kN[0].isnan()
+    knn_kN = torch.where(none_N, p_lm_N, knn_kN)
+    columns = [-((1 - lam) * p_lm_N + lam * knn_kN).clamp(min=1e-300).log().sum(1) for lam in lambdas]
+    return torch.stack(columns, dim=1)
+
+
+def tune_mixes(
+    source: Assembler,
+    scores: dict[str, npt.NDArray[np.float64]],
+    ks: Sequence[int],
+    temperatures: Sequence[float],
+    lambdas: Sequence[float],
+    chunk: int = 4096,
+) -> tuple[dict[str, Mix], dict[str, Any]]:
+    """The best (k, T, lambda) for base and for GNN, and the loss of every combination."""
+    available = source.ids.shape[1]
+    ks = sorted({min(k, available) for k in ks})
+    lines = torch.nonzero(source.queries.tokens_P >= 0)[:, 0]
+    losses = {name: torch.zeros(len(temperatures), len(ks), len(lambdas), dtype=torch.float64) for name in scores}
+    with Track("tune", len(lines) * len(temperatures), "mixes") as track:
+        for start in range(0, len(lines), chunk):
+            part = lines[start : start + chunk]
+            tokens_NK, similarity_NK = neighbour_tokens(source, part)
+            targets_N = source.queries.tokens_P[part]
+            for number, temperature in enumerate(temperatures):
+                knn_kN = knn_probs(tokens_NK, similarity_NK, targets_N, ks, temperature)
+                for name, values in scores.items():
+                    lm_N = torch.from_numpy(values[start : start + chunk])
+                    losses[name][number] += mix_losses(lm_N, knn_kN, lambdas)
+                track.advance(len(part))
+    chosen, tables = {}, {}
+    for name, table in losses.items():
+        t, k, lam = (int(i) for i in np.unravel_index(int(table.argmin()), table.shape))
+        chosen[name] = Mix(ks[k], float(temperatures[t]), float(lambdas[lam]))
+        tables[name] = (table / len(lines)).tolist()
+    return chosen, {"ks": ks, "temperatures": list(temperatures), "lambdas": list(lambdas), "losses": tables}

@@ -1,0 +1,1 @@
+"""The paper's graph network, in its exact fast form."""

@@ -1,0 +1,110 @@
+"""The choices that make a GNN, and the named presets that settle them.
+
+`paper` is the equations as printed, `released` the public code's choices, `default` what measures best
+here. A field set in the config wins over the preset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gnnlm.config import GnnConfig
+from gnnlm.errors import ConfigError
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "inter": "window",
+        "neighbour_updates": True,
+        "self_loops": False,
+        "combine": "sum",
+        "norm": "none",
+        "bias": False,
+        "scale": "width",
+        "mu": "type",
+        "zero_start": False,
+        "edge_bias": False,
+        "token_features": False,
+    },
+    "released": {
+        "inter": "centre",
+        "neighbour_updates": True,
+        "self_loops": True,
+        "combine": "mean",
+        "norm": "post",
+        "bias": True,
+        "scale": "head",
+        "mu": "head",
+        "zero_start": False,
+        "edge_bias": False,
+        "token_features": False,
+    },
+    "default": {
+        "inter": "window",
+        "neighbour_updates": False,
+        "self_loops": True,
+        "combine": "sum",
+        "norm": "pre",
+        "bias": False,
+        "scale": "head",
+        "mu": "head",
+        "zero_start": True,
+        "edge_bias": True,
+        "token_features": True,
+    },
+}
+
+
+@dataclass(frozen=True)
+class GnnOptions:
+    """Every choice settled; what a checkpoint needs to be loaded again."""
+
+    base_width: int
+    width: int
+    layers: int
+    heads: int
+    left: int
+    right: int
+    context: int
+    dropout: float
+    inter: str
+    neighbour_updates: bool
+    self_loops: bool
+    combine: str
+    norm: str
+    bias: bool
+    scale: str
+    mu: str
+    zero_start: bool
+    edge_bias: bool
+    token_features: bool
+
+    @property
+    def window(self) -> int:
+        return self.left + 1 + self.right
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def inter_slots(self) -> slice:
+        """The window slots that lead to the context token."""
+        return slice(0, self.window) if self.inter == "window" else slice(self.left, self.left + 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def resolve_options(config: GnnConfig, base_width: int) -> GnnOptions:
+    """Fill what the config leaves open from the preset and the base model's width.
+
+    >>> resolve_options(GnnConfig(), 576).heads
+    9
+    """
+    width = config.width or base_width
+    heads = config.heads or max(h for h in range(1, max(1, width // 64) + 1) if width % h == 0)
+    if width % heads:
+        raise ConfigError(f"gnn.heads must divide the GNN's width {width} (got {heads})")
+    chosen = config.model_dump(exclude={"preset", "heads", "width"}, exclude_none=True)
+    return GnnOptions(**{**PRESETS[config.preset], **chosen, "heads": heads, "width": width, "base_width": base_width})

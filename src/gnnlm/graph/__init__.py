@@ -1,0 +1,1 @@
+"""Neighbour table rows -> the tensors of a heterogeneous graph, and nothing else."""

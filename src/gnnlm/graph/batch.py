@@ -1,0 +1,113 @@
+"""The graph of a batch, as tensors: no edge lists, no loop over tokens.
+
+Context nodes are B blocks of T consecutive positions. Neighbour nodes are the windows of the U distinct
+rows that the batch retrieves; two context tokens that retrieve the same row share its window, and windows
+of different rows are never joined, even where they overlap in the corpus.
+
+    intra, context:    j -> i where j <= i, i - j < context, same document    (band_mask)
+    intra, neighbour:  adjacent slots of one window                           (the layer knows)
+    inter:             slot w of row rows_BTK[b, t, k] -> token (b, t)        (rows_BTK, edge_BTK, slot_UW)
+
+Knows nothing of files, indexes or models.
+
+Shapes: B blocks, T tokens, K neighbours, U distinct rows, W window slots, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of distinct rows: states, own tokens, and which slots lie inside their document."""
+
+    states_UWD: Tensor
+    tokens_UW: Tensor
+    slot_UW: Tensor
+
+    def to(self, device: torch.device) -> Windows:
+        return Windows(*(t.to(device) for t in (self.states_UWD, self.tokens_UW, self.slot_UW)))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A batch of context blocks with their neighbours."""
+
+    context_BTD: Tensor
+    document_BT: Tensor
+    rows_BTK: Tensor
+    edge_BTK: Tensor
+    similarity_BTK: Tensor
+    windows: Windows
+
+    def to(self, device: torch.device) -> Graph:
+        moved = {
+            name: getattr(self, name).to(device)
+            for name in ("context_BTD", "document_BT", "rows_BTK", "edge_BTK", "similarity_BTK", "windows")
+        }
+        return replace(self, **moved)
+
+
+def distinct_rows(neighbours_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct rows of a neighbour table, each entry's place among them, and which entries are real.
+
+    >>> rows, place, real = distinct_rows(torch.tensor([[[9, 4], [9, -1]]]))
+    >>> rows.tolist(), place.tolist(), real.tolist()
+    ([4, 9], [[[1, 0], [1, 0]]], [[[True, True], [True, False]]])
+    """
+    real_BTK = neighbours_BTK >= 0
+    found = neighbours_BTK[real_BTK]
+    rows_U, place = torch.unique(found, return_inverse=True)
+    if not len(rows_U):
+        rows_U = torch.zeros(1, dtype=neighbours_BTK.dtype)  # a row nobody points to: shapes stay ordinary
+    rows_BTK = torch.zeros_like(neighbours_BTK)
+    rows_BTK[real_BTK] = place
+    return rows_U, rows_BTK, real_BTK
+
+
+def window_positions(rows_U: Tensor, first_U: Tensor, last_U: Tensor, left: int, right: int) -> tuple[Tensor, Tensor]:
+    """Positions of each row's window and which of them lie inside its document.
+
+    Slots outside point at the row itself, so that they can be gathered; the mask takes them out.
+
+    >>> positions, inside = window_positions(torch.tensor([5]), torch.tensor([5]), torch.tensor([9]), 1, 1)
+    >>> positions.tolist(), inside.tolist()
+    ([[5, 5, 6]], [[False, True, True]])
+    """
+    positions_UW = rows_U[:, None] + torch.arange(-left, right + 1)
+    inside_UW = (positions_UW >= first_U[:, None]) & (positions_UW <= last_U[:, None])
+    return torch.where(inside_UW, positions_UW, rows_U[:, None]), inside_UW
+
+
+def build_graph(
+    context_BTD: Tensor,
+    document_BT: Tensor,
+    neighbours_BTK: Tensor,
+    similarity_BTK: Tensor,
+    windows_of: Callable[[Tensor], Windows],
+) -> Graph:
+    """Join context blocks with the windows of what they retrieve."""
+    rows_U, rows_BTK, edge_BTK = distinct_rows(neighbours_BTK)
+    similarity_BTK = similarity_BTK.masked_fill(~edge_BTK, 0.0)
+    return Graph(context_BTD, document_BT, rows_BTK, edge_BTK, similarity_BTK, windows_of(rows_U))
+
+
+def band_mask(document_BS: Tensor, tokens: int, context: int) -> Tensor:
+    """Which of S source tokens each of the last `tokens` tokens attends to, [B, T, S].
+
+    A token attends to itself and to the `context` - 1 tokens before it in its document.
+
+    >>> band_mask(torch.tensor([[0, 0, 0, 1]]), 3, 2).int().tolist()
+    [[[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]]]
+    """
+    sources = document_BS.shape[1]
+    source_S = torch.arange(sources, device=document_BS.device)
+    target_T = source_S[sources - tokens :]
+    behind_TS = target_T[:, None] - source_S
+    band_TS = (behind_TS >= 0) & (behind_TS < context)
+    return band_TS & (document_BS[:, sources - tokens :, None] == document_BS[:, None, :])

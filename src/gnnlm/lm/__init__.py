@@ -1,0 +1,1 @@
+"""Frozen base models behind one small protocol."""

@@ -1,0 +1,101 @@
+"""The frozen softmax: states -> log-probabilities.
+
+A head is a matrix, perhaps a bias, perhaps a scale and a soft cap on the logits: enough for every causal
+LM we have met, and small enough to travel with a store, so that training a GNN never loads the LM.
+
+Shapes: N states, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+CHUNK_LOGITS = 2**25  # logits held at once: 128 MB of float32
+
+
+class SoftmaxHead(nn.Module):
+    """log_softmax(cap(scale * (W h + b))), with no parameter that learns."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None
+
+    def __init__(
+        self, weight_VD: Tensor, bias_V: Tensor | None = None, scale: float = 1.0, soft_cap: float | None = None
+    ) -> None:
+        super().__init__()
+        self.register_buffer("weight_VD", weight_VD.detach().float().contiguous())
+        self.register_buffer("bias_V", None if bias_V is None else bias_V.detach().float().contiguous())
+        self.scale, self.soft_cap = scale, soft_cap
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weight_VD.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.weight_VD.shape[1]
+
+    def logits(self, states_ND: Tensor) -> Tensor:
+        logits_NV = nn.functional.linear(states_ND.to(self.weight_VD.dtype), self.weight_VD, self.bias_V)
+        if self.scale != 1.0:
+            logits_NV = logits_NV * self.scale
+        if self.soft_cap is not None:
+            logits_NV = self.soft_cap * torch.tanh(logits_NV / self.soft_cap)
+        return logits_NV
+
+    def log_probs(self, states_ND: Tensor) -> Tensor:
+        """Log-probabilities over the whole vocabulary, [..., V]."""
+        return self.logits(states_ND).log_softmax(-1)
+
+    def target_log_probs(self, states_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Log-probability of one token per state, [N], without ever holding [N, V]."""
+        out: Tensor = _TargetLogProbs.apply(states_ND, targets_N, self)
+        return out
+
+    def save(self, path: Path) -> None:
+        tensors = {"weight": self.weight_VD} | ({} if self.bias_V is None else {"bias": self.bias_V})
+        numbers = torch.tensor([self.scale, float("nan") if self.soft_cap is None else self.soft_cap])
+        save_file({**tensors, "scale_and_cap": numbers.double()}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> SoftmaxHead:
+        tensors = load_file(path)
+        scale, cap = tensors["scale_and_cap"].tolist()
+        return cls(tensors["weight"], tensors.get("bias"), scale, None if cap != cap else cap)
+
+
+class _TargetLogProbs(torch.autograd.Function):
+    """Cross-entropy through a large frozen softmax, a chunk of states at a time.
+
+    The gradient with respect to a state, W^T (onehot - softmax), is made in the same pass as the value, so
+    the logits are computed once and never kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states_ND: Tensor, targets_N: Tensor, head: SoftmaxHead) -> Tensor:
+        chunk = max(1, CHUNK_LOGITS // head.vocab_size)
+        values, gradients = [], []
+        for states, targets in zip(states_ND.split(chunk), targets_N.split(chunk), strict=True):
+            logits = head.logits(states)
+            log_norm = logits.logsumexp(-1)
+            values.append(logits.gather(1, targets[:, None])[:, 0] - log_norm)
+            if ctx.needs_input_grad[0]:
+                slope = None if head.soft_cap is None else 1 - (logits / head.soft_cap).square()
+                error = logits.sub_(log_norm[:, None]).exp_().neg_()  # onehot - softmax, in place
+                error.scatter_add_(1, targets[:, None], torch.ones_like(error[:, :1]))
+                if slope is not None:
+                    error *= slope
+                gradients.append(error @ head.weight_VD * head.scale)
+        if gradients:
+            ctx.save_for_backward(torch.cat(gradients))
+        return torch.cat(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None]:
+        (gradient_ND,) = ctx.saved_tensors
+        return grad_N[:, None] * gradient_ND, None, None

@@ -1,0 +1,1 @@
+"""States -> probabilities: the four predictors, in one place."""

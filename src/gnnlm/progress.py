@@ -1,0 +1,96 @@
+"""Progress of long work: a live bar on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+console = Console(stderr=True, highlight=False)
+LINE_EVERY = 10.0  # seconds between lines where there is no terminal
+
+
+def say(message: str) -> None:
+    console.print(message, markup=False, soft_wrap=True)
+
+
+def warn(message: str) -> None:
+    say(f"warning: {message}")
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:,.0f} {task.fields['unit']}/s")
+
+
+class Track:
+    """Count work that takes long.
+
+    `done` is what an earlier try already did: it counts for the total, not for the rate.
+    """
+
+    def __init__(self, label: str, total: int, unit: str, done: int = 0) -> None:
+        self.label, self.total, self.unit, self.done = label, total, unit, done
+        self._first = done
+        self._note = ""
+        self._live: Progress | None = None
+        if console.is_terminal:
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+                _Rate(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=console,
+                transient=True,
+            )
+
+    def __enter__(self) -> Track:
+        self._start = self._last = time.monotonic()
+        if self._live:
+            self._live.start()
+            self._task = self._live.add_task(self.label, total=self.total, completed=self.done, unit=self.unit, note="")
+        return self
+
+    def advance(self, amount: int, note: str = "") -> None:
+        self.done += amount
+        self._note = note or self._note
+        now = time.monotonic()
+        if self._live:
+            self._live.update(self._task, completed=self.done, note=self._note)
+        elif now - self._last >= LINE_EVERY:
+            self._last = now
+            left = (self.total - self.done) / max(self.rate, 1e-9)
+            say(f"{self.label}: {self.done:,}/{self.total:,} {self.rate:,.0f} {self.unit}/s "
+                f"ETA {_clock(left)} {self._note}".rstrip())  # fmt: skip
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    @property
+    def rate(self) -> float:
+        return (self.done - self._first) / max(self.seconds, 1e-9)
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+        if kind is None:
+            say(f"{self.label}: {self.done:,} {self.unit} in {_clock(self.seconds)} "
+                f"({self.rate:,.0f} {self.unit}/s) {self._note}".rstrip())  # fmt: skip
+        sys.stderr.flush()
+
+
+def _clock(seconds: float) -> str:
+    """
+    >>> _clock(75)
+    '1:15'
+    """
+    whole = int(seconds + 0.5)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,111 @@
+"""An index over the store's rows: keys in, positions and similarities out.
+
+A key is the state, scaled to unit length under cosine. Rows without a token (the position past a
+document's last) are not indexed: there is nothing to copy from them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from gnnlm.artifact import Artifact, Draft
+from gnnlm.config import IndexConfig
+from gnnlm.corpus.stream import END, Stream
+from gnnlm.errors import ConfigError
+from gnnlm.progress import Track
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+TRAIN_ROWS = 262_144  # most rows a quantizer is trained on
+BATCH = 65_536
+
+
+def as_keys(states: npt.NDArray[Any], metric: str) -> Floats:
+    """States as float32 keys; unit length under cosine.
+
+    >>> as_keys(np.array([[3.0, 4.0]]), "cosine")
+    array([[0.6, 0.8]], dtype=float32)
+    """
+    keys = np.ascontiguousarray(states, dtype=np.float32)
+    if metric == "cosine":
+        norms = np.linalg.norm(keys, axis=1, keepdims=True)
+        keys = keys / np.maximum(norms, np.finfo(np.float32).tiny)
+    return keys
+
+
+class Index:
+    """A FAISS index and the position of each of its rows."""
+
+    def __init__(self, index: Any, positions: Ids, metric: str) -> None:
+        self._index, self.positions, self.metric = index, positions, metric
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def search(self, states: npt.NDArray[Any], k: int) -> tuple[Ids, Floats]:
+        """The k nearest positions of each state and their similarity, nearest first.
+
+        Similarity is the cosine, or minus the squared distance. Where there are fewer than k, the rest is
+        -1 and minus infinity.
+        """
+        k = min(k, len(self))
+        scores, rows = self._index.search(as_keys(states, self.metric), k)
+        missing = rows < 0
+        ids = np.where(missing, -1, self.positions[rows])
+        if self._index.metric_type == faiss.METRIC_L2:  # FAISS gives squared distances; between unit vectors 2 - 2 cos
+            scores = 1 - scores / 2 if self.metric == "cosine" else -scores
+        return ids, np.where(missing, -np.inf, scores).astype(np.float32)
+
+
+def train_index(keys: Floats, config: IndexConfig, rows: int, seed: int) -> Any:
+    """An empty index of the configured kind, trained on sample keys."""
+    width = keys.shape[1]
+    if config.kind == "exact":
+        return faiss.IndexFlatIP(width) if config.metric == "cosine" else faiss.IndexFlatL2(width)
+    clusters = min(config.clusters or int(4 * math.sqrt(rows)), len(keys))
+    factory = f"IVF{clusters},Flat" if config.kind == "ivf" else config.kind
+    try:
+        # L2 between unit vectors ranks as cosine does, and stays right when a transform centres the keys.
+        index = faiss.index_factory(width, factory, faiss.METRIC_L2)
+        ivf = faiss.try_extract_index_ivf(index)
+        if ivf is not None:
+            ivf.cp.seed = seed + 1
+            ivf.cp.min_points_per_centroid = 1
+        index.train(keys)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0].split("Error: ")[-1]
+        raise ConfigError(
+            f"index.kind {config.kind!r} cannot be built over {rows:,} rows of width {width}: {reason}; use exact, "
+            "ivf, or another FAISS factory string"
+        ) from error
+    return index
+
+
+def build_index(draft: Draft, store: Artifact, stream: Stream, config: IndexConfig, seed: int) -> Artifact:
+    """Index the train split of a store."""
+    states = store.array("train.states.npy")
+    positions = np.flatnonzero(np.asarray(stream.tokens) != END).astype(np.int64)
+    sample = np.random.default_rng(seed).permutation(len(positions))[:TRAIN_ROWS]
+    with Track("index", len(positions), "rows") as track:
+        index = train_index(as_keys(states[np.sort(positions[sample])], config.metric), config, len(positions), seed)
+        for start in range(0, len(positions), BATCH):
+            rows = positions[start : start + BATCH]
+            index.add(as_keys(states[rows], config.metric))
+            track.advance(len(rows))
+    faiss.write_index(index, str(draft.folder / "index.faiss"))
+    draft.save("positions.npy", positions)
+    return draft.finish({"rows": len(positions), "metric": config.metric, "kind": config.kind})
+
+
+def open_index(artifact: Artifact, probes: int) -> Index:
+    index = faiss.read_index(str(artifact.path / "index.faiss"))
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        ivf.nprobe = min(probes, ivf.nlist)
+    positions: Ids = np.asarray(artifact.array("positions.npy"))
+    return Index(index, positions, artifact.facts["metric"])

@@ -1,0 +1,124 @@
+"""The search stage: neighbour tables for train (with the leakage rule), valid and test.
+
+A table has, for each query position, the nearest store positions and their similarity, nearest first;
+-1 and minus infinity where there are too few.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnlm.artifact import Artifact, Draft, require_space
+from gnnlm.config import SearchConfig
+from gnnlm.corpus.stream import Stream
+from gnnlm.progress import Track
+from gnnlm.retrieval.index import Floats, Ids, Index
+
+
+@dataclass(frozen=True)
+class LeakageRule:
+    """What a train position may not retrieve from its own document.
+
+    The state of a window node within `receptive_field` of the query, on either side, has read tokens that
+    the query predicts or has read itself. Windows reach `reach` past their row, so rows within
+    receptive_field + reach are dropped. With `whole_document`, all rows of the document are.
+    """
+
+    receptive_field: int
+    reach: int
+    whole_document: bool
+
+    def excluded(self, positions: Ids, first: Ids, last: Ids) -> tuple[Ids, Ids]:
+        """The range low..high (both included) that each position may not retrieve.
+
+        >>> rule = LeakageRule(receptive_field=2, reach=1, whole_document=False)
+        >>> low, high = rule.excluded(np.array([10]), np.array([8]), np.array([30]))
+        >>> int(low[0]), int(high[0])
+        (8, 13)
+        """
+        if self.whole_document:
+            return first, last
+        span = self.receptive_field + self.reach
+        return np.maximum(positions - span, first), np.minimum(positions + span, last)
+
+
+def search_allowed(index: Index, states: npt.NDArray[Any], low: Ids, high: Ids, k: int) -> tuple[Ids, Floats]:
+    """The k nearest rows outside each query's excluded range.
+
+    Twice k are fetched and filtered; queries that keep too few are searched again with four times as many,
+    up to the point where the excluded range cannot be what is in the way.
+    """
+    ids = np.full((len(states), k), -1, dtype=np.int64)
+    similarity = np.full((len(states), k), -np.inf, dtype=np.float32)
+    enough = np.minimum(k + high - low + 1, len(index))
+    lines, fetch = np.arange(len(states)), 2 * k
+    while len(lines):
+        found, scores = index.search(states[lines], fetch)
+        allowed = (found >= 0) & ((found < low[lines, None]) | (found > high[lines, None]))
+        ids[lines], similarity[lines] = compact(found, scores, allowed, k)
+        lines = lines[(ids[lines, -1] < 0) & (fetch < enough[lines])]
+        fetch *= 4
+    return ids, similarity
+
+
+def compact(ids: Ids, similarity: Floats, keep: npt.NDArray[np.bool_], k: int) -> tuple[Ids, Floats]:
+    """Move the kept entries of each line to its front, in order, and cut or pad to k.
+
+    >>> compact(np.array([[7, 8, 9]]), np.array([[3., 2., 1.]], np.float32), np.array([[False, True, True]]), 2)
+    (array([[8, 9]]), array([[2., 1.]], dtype=float32))
+    """
+    order = np.argsort(~keep, axis=1, kind="stable")[:, :k]
+    ids = np.take_along_axis(np.where(keep, ids, -1), order, axis=1)
+    similarity = np.take_along_axis(np.where(keep, similarity, -np.inf), order, axis=1)
+    missing = ((0, 0), (0, k - ids.shape[1]))
+    return np.pad(ids, missing, constant_values=-1), np.pad(similarity, missing, constant_values=-np.inf)
+
+
+def search_split(
+    draft: Draft, stream: Stream, states: npt.NDArray[Any], index: Index, k: int, rule: LeakageRule | None, shard: int
+) -> None:
+    """Fill one split's table, going on from the last whole shard."""
+    split = stream.split
+    ids = draft.writer(f"{split}.ids.npy", (len(stream), k), np.int32 if len(index) < 2**31 - 1 else np.int64)
+    similarity = draft.writer(f"{split}.similarity.npy", (len(stream), k), np.float32)
+    seconds = draft.notes.get(f"{split}.seconds", 0.0)
+    short = draft.notes.get(f"{split}.short", 0)
+    with Track(f"search {split}", len(stream), "queries", ids.rows) as track:
+        for start in range(ids.rows, len(stream), shard):
+            positions = np.arange(start, min(start + shard, len(stream)))
+            queries = states[positions]
+            if rule is None:
+                found, scores = index.search(queries, k)
+                found, scores = compact(found, scores, found >= 0, k)
+            else:
+                number = stream.document_of(positions)
+                low, high = rule.excluded(positions, stream.starts[number], stream.starts[number + 1] - 1)
+                found, scores = search_allowed(index, queries, low, high, k)
+            ids.append(found)
+            similarity.append(scores)
+            short += int((found[:, -1] < 0).sum())
+            draft.notes.update({f"{split}.seconds": seconds + track.seconds, f"{split}.short": short})
+            draft.commit()
+            track.advance(len(positions))
+
+
+def build_neighbours(
+    draft: Draft, streams: dict[str, Stream], store: Artifact, index: Index, config: SearchConfig, rule: LeakageRule
+) -> Artifact:
+    """Tables of graph_k for train and of k for valid and test, both capped by the store."""
+    ks = {split: min(config.graph_k if split == "train" else config.k, len(index)) for split in streams}
+    require_space(draft.folder, sum(8 * len(s) * ks[split] for split, s in streams.items()), "the neighbour tables")
+    for split, stream in streams.items():
+        states = store.array(f"{split}.states.npy")
+        search_split(draft, stream, states, index, ks[split], rule if split == "train" else None, config.shard_queries)
+    return draft.finish(
+        {
+            "k": ks,
+            "seconds": {split: draft.notes[f"{split}.seconds"] for split in streams},
+            "short_of_k": {split: draft.notes[f"{split}.short"] for split in streams},
+        }
+    )

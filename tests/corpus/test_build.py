@@ -1,0 +1,106 @@
+"""Splitting, cleaning and cutting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnlm.artifact import Artifact, Draft
+from gnnlm.config import CorpusConfig
+from gnnlm.corpus.build import build_corpus, split_documents
+from gnnlm.corpus.overlap import Overlap, Seen, paragraphs
+from gnnlm.corpus.sources import Document
+from gnnlm.corpus.stream import END, Stream
+from gnnlm.corpus.windows import plan_windows
+from gnnlm.errors import CorpusError
+
+
+def tokenize(text: str) -> tuple[list[int], list[int]]:
+    return [ord(c) % 100 for c in text], list(range(len(text)))
+
+
+def build(folder: Path, **config: Any) -> Artifact:
+    with Draft(folder / "corpus", "corpus", {}) as draft:
+        return build_corpus(draft, CorpusConfig(**config), seed=0, tokenize=tokenize, vocab_size=100)
+
+
+@given(tokens=st.integers(0, 60), window=st.integers(2, 20), context=st.integers(0, 19))
+def test_each_position_is_kept_once_with_enough_before_it(tokens: int, window: int, context: int) -> None:
+    context = min(context, window - 1)
+    windows = plan_windows(tokens, window, context)
+    kept = [p for w in windows for p in range(w.first, w.stop + 1)]
+    assert kept == list(range(tokens + 1))
+    for w in windows:
+        assert w.stop - w.start + 1 <= window
+        assert all(p - w.start >= min(context, p) for p in range(w.first, w.stop + 1))
+
+
+def test_split_is_by_document_and_stable() -> None:
+    documents = [Document(f"d{i}", "text") for i in range(20)]
+    config = CorpusConfig(valid_share=0.2, test_share=0.1)
+    split = split_documents(documents, config, seed=0)
+    assert {name: len(docs) for name, docs in split.items()} == {"train": 14, "valid": 4, "test": 2}
+    assert split == split_documents(documents[::-1], config, seed=0)
+    assert split != split_documents(documents, config, seed=1)
+    assert sorted(d.name for docs in split.values() for d in docs) == sorted(d.name for d in documents)
+    with pytest.raises(CorpusError, match="2 document"):
+        split_documents(documents[:2], config, seed=0)
+
+
+def test_paragraph_goes_when_half_of_its_ngrams_are_known() -> None:
+    seen = Seen(3)
+    seen.add("a b c d e f")  # abc bcd cde def
+    overlap = Overlap()
+    text = "a b c d x y\n\nx y z\n\na b c x y\n\na b"
+    # abc bcd | cdx dxy: half is known, goes; xyz stays; abc | bcx cxy: a third, stays; too short for a 3-gram, stays
+    assert seen.clean(text, 0.5, overlap) == "x y z\n\na b c x y\n\na b"
+    assert (overlap.paragraphs, overlap.repeated_paragraphs, overlap.repeated_words) == (4, 1, 6)
+
+
+@given(st.text(alphabet="ab \n", max_size=40))
+def test_cleaning_nothing_changes_nothing(text: str) -> None:
+    assert Seen(2).clean(text, 0.5, Overlap()) == text
+    assert all(p.strip() for p in paragraphs(text))
+
+
+def test_test_text_that_stands_in_train_is_dropped(tmp_path: Path) -> None:
+    for split, text in {
+        "train": "the quick brown fox jumps over the lazy dog again",
+        "valid": "something else entirely that nobody wrote before",
+        "test": "the quick, brown fox jumps over the lazy dog again!\n\nfresh words that only this split has to show",
+    }.items():
+        (tmp_path / f"{split}.txt").write_text(text)
+    paths = {split: str(tmp_path / f"{split}.txt") for split in ("train", "valid", "test")}
+    made = build(tmp_path, source=None, **paths)
+    stream = Stream(made, "test")
+    assert stream.documents[0]["text"] == "fresh words that only this split has to show"
+    assert made.facts["test"]["overlap"]["repeated_paragraphs"] == 1
+    assert made.facts["test"]["overlap"]["remaining_ngram_overlap"] == 0
+    assert stream.tokens[-1] == END
+    assert len(stream) == stream.token_count + 1
+
+
+def test_a_test_split_that_is_all_train_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog again")
+    path = str(tmp_path / "a.txt")
+    with pytest.raises(CorpusError, match="valid split has no text left"):
+        build(tmp_path, source=None, train=path, valid=path, test=path)
+
+
+def test_budgets_and_offsets(tmp_path: Path, text_dir: Path) -> None:
+    made = build(tmp_path, source=str(text_dir), max_train_tokens=1500, max_document_tokens=400)
+    train = Stream(made, "train")
+    assert train.token_count == 1500
+    lengths = train.starts[1:] - train.starts[:-1] - 1
+    assert lengths.max() == 400
+    for number, document in enumerate(train.documents):
+        start, end = int(train.starts[number]), int(train.starts[number + 1]) - 1
+        assert train.text_between(start, end) == document["text"]
+        original = (text_dir / document["name"]).read_text()
+        assert original.startswith(document["text"])
+    place = train.passage(int(train.starts[1]) + 5, left=3, right=2)
+    assert place.before + place.token + place.after == train.documents[1]["text"][2:8]

@@ -1,0 +1,78 @@
+"""Tuning against a plain loop; the figures of a report against their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gnnlm.evaluate.report import bootstrap_interval, make_report, markdown
+from gnnlm.evaluate.tune import tune_mixes
+from gnnlm.pipeline import Run
+from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs
+from gnnlm.predict.predictor import PREDICTORS, neighbour_tokens
+
+
+def test_tuning_tries_every_combination(tiny_run: Run) -> None:
+    source = tiny_run.assembler("valid")
+    lines = torch.nonzero(source.queries.tokens_P >= 0)[:, 0]
+    targets = source.queries.tokens_P[lines]
+    base = tiny_run.head.target_log_probs(source.queries.gather(lines), targets).double()
+    ks, temperatures, lambdas = (2, 8), (0.01, 0.5), (0.0, 0.2, 1.0)
+    chosen, table = tune_mixes(source, {"base": base.numpy()}, ks, temperatures, lambdas, chunk=100)
+    tokens, similarity = neighbour_tokens(source, lines)
+    losses = {}
+    for i, temperature in enumerate(temperatures):
+        for j, k in enumerate(ks):
+            knn = knn_target_log_probs(tokens, similarity.double(), targets, k, temperature)
+            for m, weight in enumerate(lambdas):
+                loss = -mix_log_probs(base, knn, weight).clamp(min=math.log(1e-300)).mean().item()
+                losses[k, temperature, weight] = loss
+                assert table["losses"]["base"][i][j][m] == pytest.approx(loss, rel=1e-9)
+    best = min(losses, key=lambda key: losses[key])
+    assert (chosen["base"].k, chosen["base"].temperature, chosen["base"].weight) == best
+
+
+def test_report_figures() -> None:
+    scores = {name: np.log(np.array([0.5, 0.25, 0.125, 0.5])) for name in PREDICTORS}
+    scores["gnn"] = np.log(np.array([0.5, 0.5, 0.0625, 0.5]))
+    report = make_report(
+        scores,
+        np.array([0, 0, 1, 1]),
+        {"words": 2, "bytes": 8},
+        dict.fromkeys(PREDICTORS, 10.0),
+        200,
+        0,
+        store_tokens=9,
+    )
+    base, gnn = report["rows"]["base"], report["rows"]["gnn"]
+    assert base["ppl"] == pytest.approx(2 ** (7 / 4))
+    assert base["ppl_word"] == pytest.approx(2 ** (7 / 2))
+    assert base["bits_per_byte"] == pytest.approx(7 / 8)
+    assert (gnn["helped"], gnn["hurt"]) == (0.25, 0.25)
+    assert report["test_tokens"] == 4
+    assert report["store_tokens"] == 9
+    low, high = base["ppl_95"]
+    assert low == pytest.approx(2**1.5)
+    assert high == pytest.approx(2**2)
+
+
+def test_interval_narrows_with_documents() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.normal(-2, 1, size=4000)
+    few = bootstrap_interval(scores, np.repeat(np.arange(10), 400), 500, 0)
+    one = bootstrap_interval(scores, np.zeros(4000, dtype=np.int64), 50, 0)
+    assert few[0] < math.exp(-scores.mean()) < few[1]
+    assert one[0] == pytest.approx(one[1])
+
+
+def test_markdown_has_the_four_rows(tiny_run: Run) -> None:
+    import json
+
+    report = json.loads((tiny_run.artifact("eval").path / "report.json").read_text())
+    text = markdown(report)
+    for label in ("| base |", "| +kNN |", "| +GNN |", "| +GNN+kNN |"):
+        assert label in text
+    assert (tiny_run.artifact("eval").path / "rows.png").read_bytes().startswith(b"\x89PNG")

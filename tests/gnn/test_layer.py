@@ -1,0 +1,115 @@
+"""The network against the edge-list oracle, for every preset, forward and gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnlm.config import GnnConfig
+from gnnlm.gnn.model import GnnModel
+from gnnlm.gnn.options import resolve_options
+from tests.gnn.graphs import random_graph
+from tests.reference.layer import run_model
+
+CASES = {
+    "paper": GnnConfig(preset="paper", heads=2, context=4, dropout=0),
+    "paper, one head": GnnConfig(preset="paper", heads=1, layers=2, context=3, dropout=0),
+    "released": GnnConfig(preset="released", heads=2, context=4, dropout=0),
+    "default": GnnConfig(heads=2, context=4, dropout=0),
+    "default with neighbour updates": GnnConfig(heads=2, context=4, neighbour_updates=True, dropout=0),
+    "own width": GnnConfig(preset="released", heads=3, width=6, context=4, dropout=0),
+    "default, own width": GnnConfig(heads=3, width=6, context=4, dropout=0),
+    "wide window": GnnConfig(preset="paper", heads=2, left=2, right=2, context=4, dropout=0),
+    "centre of the default": GnnConfig(heads=2, inter="centre", context=4, dropout=0),
+}
+
+
+def make_model(config: GnnConfig, width: int = 8, seed: int = 0) -> GnnModel:
+    """A model with every parameter moved away from its start, so that nothing is hidden by a zero."""
+    torch.manual_seed(seed)
+    model = GnnModel(resolve_options(config, width), torch.randn(11, width, dtype=torch.float64)).double()
+    for parameter in model.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matches_edge_lists(name: str) -> None:
+    config = CASES[name]
+    model = make_model(config)
+    graph = random_graph(window=config.left + 1 + config.right)
+    got, _ = model(graph)
+    torch.testing.assert_close(got, run_model(model, graph), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["paper", "released", "default", "default with neighbour updates"])
+def test_gradients_match_edge_lists(name: str) -> None:
+    model = make_model(CASES[name])
+    graph = random_graph()
+    weights = torch.randn(graph.context_BTD.shape, dtype=torch.float64)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    ours = torch.autograd.grad((model(graph)[0] * weights).sum(), list(trained.values()), allow_unused=True)
+    theirs = torch.autograd.grad((run_model(model, graph) * weights).sum(), list(trained.values()), allow_unused=True)
+    for parameter, a, b in zip(trained, ours, theirs, strict=True):
+        assert a is not None, parameter
+        b = torch.zeros_like(a) if b is None else b
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=lambda m, p=parameter: f"{p}: {m}")
+
+
+@pytest.mark.parametrize("name", ["paper", "released", "default"])
+def test_single_precision(name: str) -> None:
+    model = make_model(CASES[name])
+    graph = random_graph()
+    exact, _ = model(graph)
+    single = dataclasses.replace(
+        graph,
+        context_BTD=graph.context_BTD.float(),
+        similarity_BTK=graph.similarity_BTK.float(),
+        windows=dataclasses.replace(graph.windows, states_UWD=graph.windows.states_UWD.float()),
+    )
+    got, _ = model.float()(single)
+    torch.testing.assert_close(got, exact.float(), rtol=2e-5, atol=2e-5)
+
+
+def test_unused_weights_are_frozen() -> None:
+    model = make_model(CASES["paper"])
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    assert frozen == ["layers.2.query.1", "layers.2.output.1"]
+    loss = model(random_graph())[0].sum()
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_parameter_count_of_the_paper() -> None:
+    with torch.device("meta"):
+        model = GnnModel(resolve_options(GnnConfig(preset="paper", heads=16), 1024), torch.empty(10, 1024))
+        released = GnnModel(resolve_options(GnnConfig(preset="released", heads=8), 1024), torch.empty(10, 1024))
+        enwik8 = GnnModel(resolve_options(GnnConfig(preset="paper", heads=8), 512), torch.empty(10, 512))
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == 26  # 247M + 26M = 273M
+    assert round(sum(p.numel() for p in released.parameters()) / 1e6, 1) == 26.8  # 274M
+    assert round(sum(p.numel() for p in enwik8.parameters()) / 1e6) == 7  # 41M + 7M = 48M
+
+
+def test_starts_as_the_base_model() -> None:
+    torch.manual_seed(1)
+    model = GnnModel(resolve_options(GnnConfig(heads=2), 8), torch.randn(11, 8, dtype=torch.float64)).double().eval()
+    graph = random_graph()
+    torch.testing.assert_close(model(graph)[0], graph.context_BTD, rtol=0, atol=0)
+
+
+@given(seed=st.integers(0, 1000))
+def test_windows_do_not_depend_on_who_shares_them(seed: int) -> None:
+    """A block alone and a block beside another that shares its rows give the same states."""
+    model = make_model(CASES["paper"])
+    graph = random_graph(seed=seed)
+    both, _ = model(graph)
+    parts = {
+        name: getattr(graph, name)[1:]
+        for name in ("context_BTD", "document_BT", "rows_BTK", "edge_BTK", "similarity_BTK")
+    }
+    alone, _ = model(dataclasses.replace(graph, **parts))
+    torch.testing.assert_close(both[1:], alone, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,152 @@
+"""head(state) is the model's own log-softmax, for the families that do something special at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from gnnlm.config import LMConfig
+from gnnlm.errors import ModelError
+from gnnlm.lm import hf
+from gnnlm.lm.head import SoftmaxHead
+from gnnlm.lm.hf import HFModel, load_lm, model_fingerprint, resolve_model
+from tests.conftest import make_tokenizer, save_tiny_lm
+
+SMALL: dict[str, Any] = {"vocab_size": 300, "max_position_embeddings": 64}
+FAMILIES: dict[str, Any] = {
+    "llama": lambda: transformers.LlamaConfig(
+        **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    ),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_positions=64, n_embd=32, n_layer=2, n_head=4),
+    "opt": lambda: transformers.OPTConfig(
+        **SMALL, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=16
+    ),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, final_logit_softcapping=1.5,
+    ),
+    "phi": lambda: transformers.PhiConfig(
+        **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    ),
+    "cohere": lambda: transformers.CohereConfig(
+        **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, logit_scale=0.25
+    ),
+    "granite": lambda: transformers.GraniteConfig(
+        **SMALL, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, logits_scaling=4.0
+    ),
+}  # fmt: skip
+
+
+def random_model(family: str) -> Any:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]())
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * (0.3 if parameter.ndim > 1 else 1)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_head_of_state_is_the_models_log_softmax(family: str) -> None:
+    model = random_model(family)
+    lm = HFModel(model, make_tokenizer())
+    tokens = torch.randint(0, 256, (2, 9))
+    with torch.no_grad():
+        want = model(tokens).logits.log_softmax(-1)
+    states = lm.encode(tokens)
+    torch.testing.assert_close(lm.head.log_probs(states), want, rtol=1e-4, atol=1e-5)
+    targets = torch.randint(0, 256, (18,))
+    got = lm.head.target_log_probs(states.flatten(0, 1), targets)
+    torch.testing.assert_close(got, want.flatten(0, 1).gather(1, targets[:, None])[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_with_unknown_logits_is_refused() -> None:
+    class Odd(transformers.LlamaForCausalLM):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            out = super().forward(*args, **kwargs)
+            out.logits = out.logits.pow(3)
+            return out
+
+    torch.manual_seed(0)
+    model = Odd(FAMILIES["llama"]())
+    nn.init.normal_(model.lm_head.weight)
+    with pytest.raises(ModelError, match="changes its logits in a way not known here"):
+        HFModel(model, make_tokenizer())
+
+
+@pytest.mark.parametrize(("scale", "cap", "bias"), [(1.0, None, False), (0.5, 2.0, True)])
+def test_chunked_gradient(scale: float, cap: float | None, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnnlm.lm.head.CHUNK_LOGITS", 14)
+    head = SoftmaxHead(torch.randn(7, 4), torch.randn(7) if bias else None, scale, cap).double()
+    states = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([0, 6, 3, 3, 1])
+    want = head.log_probs(states).gather(1, targets[:, None])[:, 0]
+    got = head.target_log_probs(states, targets)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    weights = torch.randn(5, dtype=torch.float64)
+    (a,) = torch.autograd.grad((got * weights).sum(), states)
+    (b,) = torch.autograd.grad((want * weights).sum(), states)
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_head_survives_saving(tmp_path: Path) -> None:
+    head = SoftmaxHead(torch.randn(7, 4), torch.randn(7), 0.5, 30.0)
+    head.save(tmp_path / "h.safetensors")
+    again = SoftmaxHead.load(tmp_path / "h.safetensors")
+    states = torch.randn(3, 4)
+    assert torch.equal(again.log_probs(states), head.log_probs(states))
+    assert (again.scale, again.soft_cap) == (0.5, 30.0)
+
+
+def test_start_token() -> None:
+    tokenizer = make_tokenizer()
+    assert hf._start_token(tokenizer, "auto") == tokenizer.bos_token_id
+    assert hf._start_token(tokenizer, "</s>") == tokenizer.eos_token_id
+    with pytest.raises(ModelError, match="'nope' is not a token"):
+        hf._start_token(tokenizer, "nope")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|endoftext|>"]})
+    assert hf._start_token(tokenizer, "auto") == tokenizer.convert_tokens_to_ids("<|endoftext|>")
+
+
+def test_tokenize_gives_offsets(tiny_lm_dir: Path) -> None:
+    lm = load_lm(LMConfig(model=str(tiny_lm_dir), window=32, context=8))
+    ids, offsets = lm.tokenize("a é.")
+    assert len(ids) == len(offsets) == 5  # é is two bytes
+    assert offsets == [0, 1, 2, 2, 3]
+    assert lm.piece(ids[0]) == "a"
+
+
+def test_unknown_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="not to be had from the hub"):
+        resolve_model("no-such-org/no-such-model")
+    with pytest.raises(ModelError, match="expected a model directory"):
+        resolve_model(str(tmp_path / "missing"))
+    with pytest.raises(ModelError, match=r"expected config\.json"):
+        resolve_model(str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="needs its wheel"):
+        resolve_model("smollm2")
+
+
+def test_damaged_model_is_one_line(tiny_lm_dir: Path, tmp_path: Path) -> None:
+    import shutil
+
+    broken = shutil.copytree(tiny_lm_dir, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_lm(LMConfig(model=str(broken), window=32, context=8))
+
+
+def test_window_longer_than_the_model(tiny_lm_dir: Path) -> None:
+    with pytest.raises(ModelError, match="reads at most 256"):
+        load_lm(LMConfig(model=str(tiny_lm_dir)))
+
+
+def test_fingerprint_tells_models_apart(tiny_lm_dir: Path, tmp_path: Path) -> None:
+    other = save_tiny_lm(tmp_path / "other", seed=1)
+    assert model_fingerprint(str(tiny_lm_dir)) == model_fingerprint(str(tiny_lm_dir))
+    assert model_fingerprint(str(tiny_lm_dir)) != model_fingerprint(str(other))

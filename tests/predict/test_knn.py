@@ -1,0 +1,54 @@
+"""p_kNN and the mix against dictionaries; sums to one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnlm.predict.knn import knn_log_probs, knn_target_log_probs, mix_log_probs
+from tests.reference.knn import knn_distribution, mix
+
+VOCAB = 5
+neighbours = st.lists(
+    st.tuples(st.integers(0, VOCAB - 1), st.one_of(st.floats(0.3, 1.0), st.just(-math.inf))), min_size=1, max_size=9
+).map(lambda found: sorted(found, key=lambda pair: -pair[1]))
+positive = st.floats(0.005, 2.0)
+weights = st.one_of(st.just(0.0), st.just(1.0), st.floats(0.01, 0.99))
+
+
+@given(found=neighbours, k=st.integers(1, 9), temperature=positive, weight=weights, seed=st.integers(0, 99))
+def test_against_dictionaries(
+    found: list[tuple[int, float]], k: int, temperature: float, weight: float, seed: int
+) -> None:
+    tokens = [t if s != -math.inf else -1 for t, s in found]
+    similarity = [s for _, s in found]
+    lm = torch.randn(VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
+    want = mix(
+        {t: float(p) for t, p in enumerate(lm.exp())}, knn_distribution(tokens, similarity, k, temperature), weight
+    )
+    tokens_NK = torch.tensor([tokens] * VOCAB)
+    similarity_NK = torch.tensor([similarity] * VOCAB, dtype=torch.float64)
+    full = knn_log_probs(tokens_NK[:1], similarity_NK[:1], VOCAB, k, temperature)[0]
+    got = mix_log_probs(lm, full, weight).exp()
+    assert got.sum().item() == pytest.approx(1, abs=1e-9)
+    target = mix_log_probs(
+        lm, knn_target_log_probs(tokens_NK, similarity_NK, torch.arange(VOCAB), k, temperature), weight
+    ).exp()
+    for token in range(VOCAB):
+        assert got[token].item() == pytest.approx(want[token], abs=1e-9)
+        assert target[token].item() == pytest.approx(want[token], abs=1e-9)
+
+
+def test_weight_zero_means_no_effect() -> None:
+    lm = torch.randn(4).log_softmax(-1)
+    assert mix_log_probs(lm, torch.full((4,), -math.inf), 0.0) is lm
+
+
+def test_weight_one_keeps_impossible_tokens_impossible() -> None:
+    lm = torch.zeros(2).log_softmax(-1)
+    knn = torch.tensor([0.0, -math.inf])
+    assert mix_log_probs(lm, knn, 1.0).tolist() == [0.0, -math.inf]

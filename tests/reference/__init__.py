@@ -1,0 +1,1 @@
+"""Slow, obvious versions of the mathematics, written with loops; the oracles of the tests."""

@@ -1,0 +1,99 @@
+"""FAISS against numpy, and the leakage rule."""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnlm.config import IndexConfig
+from gnnlm.errors import ConfigError
+from gnnlm.retrieval.index import Index, as_keys, train_index
+from gnnlm.retrieval.search import LeakageRule, search_allowed
+
+
+def make_index(states: np.ndarray, config: IndexConfig | None = None, positions: np.ndarray | None = None) -> Index:
+    config = config or IndexConfig()
+    keys = as_keys(states, config.metric)
+    index = train_index(keys, config, len(keys), seed=0)
+    index.add(keys)
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        ivf.nprobe = ivf.nlist
+    return Index(index, np.arange(len(keys)) if positions is None else positions, config.metric)
+
+
+def similarities(queries: np.ndarray, states: np.ndarray, metric: str) -> np.ndarray:
+    if metric == "cosine":
+        a = queries / np.linalg.norm(queries, axis=1, keepdims=True)
+        b = states / np.linalg.norm(states, axis=1, keepdims=True)
+        return a @ b.T
+    return -((queries[:, None] - states[None]) ** 2).sum(-1)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+@pytest.mark.parametrize("kind", ["exact", "ivf", "IVF4,Flat", "PCA8,Flat"])
+def test_against_numpy(metric: str, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    states, queries = rng.normal(size=(200, 8)) + 1, rng.normal(size=(20, 8)) + 1
+    index = make_index(states, IndexConfig(metric=metric, kind=kind))  # type: ignore[arg-type]
+    ids, got = index.search(queries, 10)
+    want = similarities(queries, states, metric)
+    order = np.argsort(-want, axis=1)[:, :10]
+    assert (ids == order).mean() > 0.99
+    np.testing.assert_allclose(got, np.take_along_axis(want, order, 1), rtol=1e-3, atol=1e-4)
+    assert got.dtype == np.float32
+
+
+def test_k_larger_than_the_index() -> None:
+    index = make_index(np.eye(3), positions=np.array([4, 7, 9]))
+    ids, _ = index.search(np.eye(3), 10)
+    assert ids.shape == (3, 3)
+    assert ids[:, 0].tolist() == [4, 7, 9]
+
+
+def test_bad_factory_string() -> None:
+    with pytest.raises(ConfigError, match=r"index\.kind 'nonsense' cannot be built"):
+        train_index(np.eye(4, dtype=np.float32), IndexConfig(kind="nonsense"), 4, 0)
+
+
+@given(
+    lengths=st.lists(st.integers(2, 30), min_size=1, max_size=6),
+    field=st.integers(1, 12),
+    left=st.integers(0, 2),
+    right=st.integers(0, 2),
+    whole=st.booleans(),
+    k=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_no_leaked_window_node_is_ever_retrieved(
+    lengths: list[int], field: int, left: int, right: int, whole: bool, k: int, seed: int
+) -> None:
+    starts = np.cumsum([0, *lengths])
+    total = int(starts[-1])
+    rng = np.random.default_rng(seed)
+    states = rng.normal(size=(total, 4)).cumsum(0)  # neighbours in the text are neighbours in space
+    positions = np.arange(total)
+    index = make_index(states)
+    k = min(k, total)
+    document = np.searchsorted(starts, positions, side="right") - 1
+    rule = LeakageRule(field, max(left, right), whole)
+    low, high = rule.excluded(positions, starts[document], starts[document + 1] - 1)
+    ids, scores = search_allowed(index, states, low, high, k)
+    want = similarities(states, states, "cosine")
+    for t in range(total):
+        allowed = [j for j in range(total) if j < low[t] or j > high[t]]
+        found = [j for j in ids[t] if j >= 0]
+        assert len(found) == min(k, len(allowed))  # real neighbours remain: excluded before the cut, not after
+        assert set(found) <= set(allowed)
+        best = sorted((want[t, j] for j in allowed), reverse=True)[: len(found)]
+        np.testing.assert_allclose(scores[t, : len(found)], best, atol=1e-4)
+        assert np.isneginf(scores[t, len(found) :]).all()
+        for j in found:
+            if document[j] != document[t]:
+                continue
+            assert not whole
+            for node in range(j - left, j + right + 1):
+                assert abs(node - t) > field

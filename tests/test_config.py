@@ -1,0 +1,74 @@
+"""Config files and overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gnnlm.config import Config, Section, dump_config, field_names, load_config, parse_config
+from gnnlm.errors import ConfigError
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_overrides(tmp_path: Path) -> None:
+    path = write(tmp_path, "run: runs/x\ngnn: {layers: 4}\n")
+    config = load_config(path, ("gnn.layers=2", "train.lr=1e-3", "tune.ks=[1, 2]", "corpus.source=texts", "seed=7"))
+    assert (config.gnn.layers, config.train.lr, config.tune.ks) == (2, 1e-3, (1, 2))
+    assert (config.corpus.source, config.seed) == ("texts", 7)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"gnn": {"layer": 2}}, "unknown key gnn.layer; did you mean gnn.layers?"),
+        ({"gnm": {}}, "unknown key gnm; did you mean gnn?"),
+        ({"train": {"lr": "fast"}}, r"train.lr: .* \(got 'fast'\)"),
+        ({"search": {"k": 4, "graph_k": 8}}, r"graph_k must be at most k \(got 8 and 4\)"),
+        ({"lm": {"window": 8, "context": 8}}, "context must be smaller than window"),
+        ({"corpus": {"train": "a"}}, "give train, valid and test together"),
+        ({"tune": {"lambdas": [2.0]}}, "lambdas must lie in 0..1"),
+    ],
+)
+def test_mistakes_are_named(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"run": "x", **values})
+
+
+def test_run_is_required() -> None:
+    with pytest.raises(ConfigError, match="run: Field required"):
+        parse_config({})
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a config file or a run directory, found none"):
+        load_config(tmp_path / "no.yaml")
+    with pytest.raises(ConfigError, match=r"a run directory with a config\.yaml"):
+        load_config(tmp_path)
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(write(tmp_path, "a: [1"))
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        load_config(write(tmp_path, "- 1"))
+    with pytest.raises(ConfigError, match="--set expects name=value"):
+        load_config(write(tmp_path, "run: x"), ("gnn.layers",))
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    config = parse_config({"run": "x", "gnn": {"preset": "paper"}, "train": {"lr": 1e-5}})
+    assert load_config(write(tmp_path, dump_config(config))) == config
+
+
+def test_every_field_is_documented() -> None:
+    def check(model: type[Section]) -> None:
+        for name, field in model.model_fields.items():
+            assert field.description, f"{model.__name__}.{name}"
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+                check(field.annotation)
+
+    check(Config)
+    assert "train.curriculum" in field_names()

@@ -1,0 +1,101 @@
+"""Data order, schedule, and what happens when the loss is not a number."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnlm.artifact import Draft
+from gnnlm.config import TrainConfig, parse_config
+from gnnlm.errors import TrainingError
+from gnnlm.gnn.model import GnnModel
+from gnnlm.gnn.options import resolve_options
+from gnnlm.pipeline import Run
+from gnnlm.train.data import BlockOrder
+from gnnlm.train.loop import learning_rate, train_gnn
+
+
+@given(positions=st.integers(2, 200), block=st.integers(1, 30), batch=st.integers(1, 4), step=st.integers(0, 50))
+def test_blocks_are_consecutive_inside_and_repeatable(positions: int, block: int, batch: int, step: int) -> None:
+    order = BlockOrder(positions, block, batch, seed=3)
+    got = order(step)
+    assert got.shape == (batch, min(block, positions))
+    assert int(got.min()) >= 0
+    assert int(got.max()) < positions
+    assert (got.diff(dim=1) == 1).all()
+    assert torch.equal(got, BlockOrder(positions, block, batch, seed=3)(step))
+
+
+def test_an_epoch_sees_each_block_once_and_processes_share_it() -> None:
+    order = BlockOrder(1001, 10, 4, seed=0)
+    starts = [int(s) for step in range(order.steps_per_epoch) for s in order(step)[:, 0]]
+    assert len(set(starts)) == len(starts) == 100
+    shared = [int(s) for step in range(12) for rank in range(2) for s in order(step, rank, 2)[:, 0]]
+    assert shared == starts[: len(shared)]
+
+
+def test_cosine_schedule() -> None:
+    config = TrainConfig(lr=2.0, warmup=10, schedule="cosine")
+    rates = [learning_rate(config, step, 110) for step in range(110)]
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[10] == 2.0
+    assert rates[60] == pytest.approx(1.0)
+    assert rates[-1] < 0.01
+
+
+def train(run: Run, folder: Any, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = TrainConfig(**{**run.config.train.model_dump(), **changes})
+    model = GnnModel(resolve_options(run.config.gnn, run.head.width), run.head.weight_VD)
+    with Draft(folder / "gnn", "train", {}) as draft:
+        return train_gnn(draft, model, run.head, run.assembler("train"), run.assembler("valid"), config, 0)
+
+
+def test_training_starts_at_base_and_gets_better(tiny_run: Run) -> None:
+    made = tiny_run.artifact("train")
+    history = json.loads((made.path / "history.json").read_text())
+    assert history[0]["step"] == 0
+    assert history[0]["valid_gnn"] == pytest.approx(history[0]["valid_base"], abs=1e-6)
+    assert made.facts["best_step"] > 0
+    assert made.facts["best_valid_loss"] < history[0]["valid_base"]
+
+
+def test_early_stopping_keeps_the_best(tiny_run: Run, tmp_path: Any) -> None:
+    made = train(tiny_run, tmp_path, lr=30.0, warmup=0, patience=1, validate_every=1, clip=1e9)
+    assert made.facts["steps_done"] < made.facts["steps_planned"]
+    best = min(json.loads((made.path / "history.json").read_text()), key=lambda entry: entry["valid_gnn"])
+    assert made.facts["best_step"] == best["step"]
+
+
+def test_nan_loss_is_told(tiny_run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnnlm.train.loop.learning_rate", lambda config, step, total: math.nan)
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 2 .* lower train.lr"):
+        train(tiny_run, tmp_path)
+    assert not (tmp_path / "gnn").exists()
+
+
+def test_released_and_paper_presets_train(tiny_run: Run, tmp_path: Any) -> None:
+    for preset in ("paper", "released"):
+        values = tiny_run.config.model_dump(mode="json")
+        values["gnn"]["preset"] = preset
+        config = parse_config(values)
+        run = Run(config)
+        torch.manual_seed(0)
+        model = GnnModel(resolve_options(config.gnn, tiny_run.head.width), tiny_run.head.weight_VD)
+        with Draft(tmp_path / preset, "train", {}) as draft:
+            made = train_gnn(
+                draft,
+                model,
+                tiny_run.head,
+                tiny_run.assembler("train"),
+                tiny_run.assembler("valid"),
+                run.config.train,
+                0,
+            )
+        assert math.isfinite(made.facts["best_valid_loss"])
