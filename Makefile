@@ -33,7 +33,7 @@ types: .venv/ready
 	$(BIN)/mypy
 
 unit: .venv/ready
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow' -n 2 --dist loadfile
 
 test-slow: .venv/ready
 	$(BIN)/pytest -m slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from importlib import resources
 from pathlib import Path
@@ -123,8 +124,10 @@ def demo(
     show_examples(made, count=2)
     out.print(
         f"\nFigures: {made.path('eval')}/rows.png, training.png; the table as JSON and Markdown beside them.\n"
-        "Next, your own text: put .txt, .md, .rst or .jsonl files into a folder and\n"
-        f"    gnnlm run {made.root} --set run=runs/mine --set corpus.source=FOLDER",
+        "Next, your own text, a folder of .txt, .md, .rst or .jsonl files. Write mine.yaml:\n"
+        "    run: runs/mine\n"
+        "    corpus: {source: FOLDER}\n"
+        "and run it: gnnlm run mine.yaml",
         markup=False,
     )
     if as_json:
@@ -173,13 +176,23 @@ def _size(path: Path) -> int:
     return sum(f.stat().st_size for folder in folders if folder.is_dir() for f in folder.rglob("*") if f.is_file())
 
 
+class Interrupted(BaseException):
+    """Ctrl-C or a polite kill. Not an Exception, so that nothing on the way takes it for a failure of its own."""
+
+
+def _interrupt(*_: object) -> None:
+    raise Interrupted
+
+
 def main() -> None:
     """Entry point: every error is one line, and says what to do."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         app(standalone_mode=True)
     except GnnlmError as error:
         _fail(" ".join(str(error).split()))
-    except KeyboardInterrupt:
+    except Interrupted:
         _fail("interrupted; what was finished is kept: the same command goes on from there", code=130)
     except OSError as error:
         if is_disk_full(error):

@@ -228,6 +228,8 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
         raise ConfigError(f"{file} is not valid YAML: {_one_line(error)}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a mapping of fields, got {type(values).__name__}")
+    if path.is_dir():
+        values["run"] = str(path)  # a run that was moved is still itself
     for override in overrides:
         _override(values, override)
     return parse_config(values, str(file))

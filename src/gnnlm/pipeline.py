@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gnnlm.artifact import Artifact, Draft, State, differences, draft_path, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
 from gnnlm.config import Config, dump_config
-from gnnlm.errors import ArtifactError
+from gnnlm.errors import ArtifactError, CorpusError
 from gnnlm.progress import say, warn
 
 if TYPE_CHECKING:
@@ -46,12 +46,15 @@ class Run:
         self.config = config
         self.root = Path(config.run)
         self._open: dict[str, Artifact] = {}
+        self._own_inputs: dict[str, dict[str, Any]] = {}
 
     # -- state ---------------------------------------------------------------------------------------------
 
     def inputs(self, stage: Stage) -> dict[str, Any] | None:
         """What the stage would be made from now; None while a parent is not there."""
-        made_from = _OWN_INPUTS[stage.name](self)
+        if stage.name not in self._own_inputs:
+            self._own_inputs[stage.name] = _OWN_INPUTS[stage.name](self)
+        made_from = dict(self._own_inputs[stage.name])
         for parent in stage.parents:
             try:
                 made_from[f"artifact {parent}"] = fingerprint_of(read_manifest(self.path(parent)))
@@ -190,10 +193,16 @@ def _corpus_inputs(run: Run) -> dict[str, Any]:
 
     corpus = run.config.corpus
     sources = [corpus.source] if corpus.train is None else [corpus.train, corpus.valid, corpus.test]
+    try:
+        text = [source_fingerprint(source) for source in sources if source]
+    except CorpusError:
+        if not (run.path("corpus") / "manifest.json").is_file():
+            raise
+        text = read_manifest(run.path("corpus"))["inputs"]["text"]  # the files are gone, what was made of them stands
     return {
         **_section(corpus, "corpus"),
         "seed": run.config.seed,
-        "text": [source_fingerprint(source) for source in sources if source],
+        "text": text,
         "lm.model": run.config.lm.model,
         "model files": model_fingerprint(run.config.lm.model),
     }

@@ -1,0 +1,172 @@
+"""Everything a user can get wrong is one line that says what to do, and nothing is half-written."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnlm import artifact
+from gnnlm.config import load_config
+from gnnlm.errors import ArtifactError
+from gnnlm.pipeline import Run
+from tests.cli import COMMAND, error_line, gnnlm
+from tests.conftest import WriteConfig, save_tiny_lm, write_texts
+
+
+def copy_of(run: Run, place: Path) -> Path:
+    """A finished run under another path, as a user would copy it."""
+    return Path(shutil.copytree(run.root, place))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"corpus": {"source": "no/such/folder"}}, "no/such/folder does not exist"),
+        ({"lm": {"model": "no/such/model/here"}}, "expected a model directory"),
+        ({"lm": {"model": "no-such/model"}}, "not to be had from the hub"),
+        ({"lm": {"window": 4096}}, "reads at most 256"),
+        ({"lm": {"start": "<nothing>"}}, "is not a token of this model"),
+        ({"gnn": {"layer": 2}}, "unknown key gnn.layer; did you mean gnn.layers?"),
+        ({"gnn": {"heads": 5}}, "gnn.heads must divide"),
+        ({"index": {"kind": "HNSWx"}}, "cannot be built"),
+    ],
+)
+def test_config_mistakes(write_config: WriteConfig, changes: dict[str, Any], message: str) -> None:
+    assert message in error_line("run", write_config(**changes))
+
+
+def test_folders(write_config: WriteConfig, tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    config = write_config(corpus={"source": str(texts)})
+    assert "holds no file ending in .txt" in error_line("run", config)
+    (texts / "a.txt").write_bytes(b"\xff\xfe")
+    assert "is not utf-8: byte 0xff at offset 0; convert it" in error_line("run", config)
+    (texts / "a.txt").write_text("only one document")
+    assert "three splits need at least 3" in error_line("run", config)
+    assert not (tmp_path / "run" / "corpus").exists()
+
+
+def test_tiny_corpus_still_works(write_config: WriteConfig, tmp_path: Path) -> None:
+    """Documents shorter than the window, a store smaller than k: warnings, and the right result."""
+    texts = write_texts(tmp_path / "few", documents=5, sentences=1)
+    done = gnnlm("run", write_config(corpus={"source": str(texts)}, search={"k": 1024, "graph_k": 500}))
+    assert "warning: the store has only" in done.stderr
+    assert "+GNN+kNN" in done.stdout
+
+
+def test_missing_stage(write_config: WriteConfig) -> None:
+    message = error_line("train", write_config())
+    assert "is missing; make it first: gnnlm encode" in message
+
+
+def test_changed_config_is_refused_with_both_sides(tiny_run: Run, tmp_path: Path) -> None:
+    run = copy_of(tiny_run, tmp_path / "copy")
+    message = error_line("run", run, "--set", "gnn.layers=1")
+    assert "gnn.layers was 3, is now 1" in message
+    assert "--rebuild" in message
+    assert "stale" in gnnlm("status", run, "--set", "gnn.layers=1").stdout
+    assert load_config(run).gnn.layers == 3  # nothing was written
+    gnnlm("run", run, "--set", "gnn.layers=1", "--rebuild")
+    assert load_config(run).gnn.layers == 1
+    assert gnnlm("run", run).stderr.count("done already") == 7
+
+
+def test_store_of_another_model_is_refused(tiny_run: Run, tmp_path: Path) -> None:
+    run = copy_of(tiny_run, tmp_path / "copy")
+    other = save_tiny_lm(tmp_path / "other", seed=5)
+    message = error_line("run", run, "--set", f"lm.model={other}")
+    assert "model files was" in message
+    assert str(other) in message
+
+
+def test_edited_text_makes_the_corpus_stale(write_config: WriteConfig, tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts")
+    config = write_config(corpus={"source": str(texts)})
+    gnnlm("corpus", config)
+    (texts / "doc00.txt").write_text("other words")
+    assert "text was" in error_line("corpus", config)
+
+
+def test_damaged_artifacts(tiny_run: Run, tmp_path: Path) -> None:
+    run = copy_of(tiny_run, tmp_path / "copy")
+    gnnlm("eval", run)
+    states = run / "store" / "train.states.npy"
+    whole = states.read_bytes()
+    states.write_bytes(whole[:-10])
+    assert "its manifest says" in error_line("eval", run)
+    states.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert "was edited after it was made" in error_line("eval", run)
+    states.write_bytes(whole)
+    (run / "gnn" / "manifest.json").write_text("{}")
+    assert "is damaged" in error_line("eval", run)
+
+
+def test_full_disk_is_told_and_resumed(write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(load_config(write_config()))
+    run.build("corpus")
+    monkeypatch.setattr(artifact.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(ArtifactError, match=r"the store needs .* are free; free some space"):
+        run.build("encode")
+    monkeypatch.undo()
+    real = artifact.ArrayWriter.append
+    calls = []
+
+    def full(self: artifact.ArrayWriter, rows: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        real(self, rows)
+
+    monkeypatch.setattr(artifact.ArrayWriter, "append", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.build("encode")
+    assert not run.path("encode").exists()
+    assert artifact.is_disk_full(OSError(28, ""))
+    run.build("encode")  # goes on
+
+
+def test_full_disk_on_the_command_line(write_config: WriteConfig, tmp_path: Path) -> None:
+    """A real full disk: a file size limit makes the write fail as the device would."""
+    config = write_config()
+    gnnlm("corpus", config)
+    script = (
+        "import errno, gnnlm.artifact as a\n"
+        "def full(self, rows): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "a.ArrayWriter.append = full\n"
+        "from gnnlm.cli import main; main()"
+    )
+    done = subprocess.run([COMMAND[0], "-c", script, "encode", str(config)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: the disk is full; free some space")
+    assert "Traceback" not in done.stderr
+
+
+def test_interrupt(write_config: WriteConfig, tmp_path: Path) -> None:
+    config = write_config(store={"shard_tokens": 64})
+    gnnlm("corpus", config)
+    process = subprocess.Popen([*COMMAND, "encode", str(config)], stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "run" / ".store.partial" / "journal.json"
+    deadline = time.monotonic() + 60
+    while not journal.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1].startswith("error: interrupted; what was finished is kept")
+    assert "Traceback" not in stderr
+    gnnlm("encode", config)
+
+
+def test_a_run_that_was_moved_and_whose_text_is_gone_still_opens(write_config: WriteConfig, tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts")
+    gnnlm("run", write_config(corpus={"source": str(texts)}))
+    shutil.rmtree(texts)
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    assert gnnlm("run", tmp_path / "moved").stderr.count("done already") == 7

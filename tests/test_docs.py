@@ -1,0 +1,53 @@
+"""The docs say what the code does."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from gnnlm.cli import app
+from gnnlm.config import field_names, load_config
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("name", ["cli.md", "config.md"])
+def test_generated_pages_are_current(name: str) -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / name).read_text() == module.PAGES[name](), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.name
+)
+def test_links_and_names_in_pages_exist(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    for word in re.findall(r"^\s*(?:\$ )?gnnlm ([a-z]+)", text, flags=re.MULTILINE):
+        assert word in commands, f"{page.name} shows gnnlm {word}"
+    for name in re.findall(r"--set ([a-z_.]+)=", text):
+        assert name in field_names(), f"{page.name} sets {name}"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.name)
+def test_configs_are_valid_and_stay_inside_the_project(file: Path) -> None:
+    config = load_config(file)
+    assert not Path(config.run).is_absolute()
+    assert not str(config.corpus.source).startswith(("/", ".."))
+
+
+def test_tree_in_readme_is_the_tree() -> None:
+    text = (ROOT / "README.md").read_text()
+    for part in (ROOT / "src" / "gnnlm").iterdir():
+        if part.name not in ("__pycache__", "__init__.py", "py.typed"):
+            assert part.name.removesuffix(".py") in text, part.name

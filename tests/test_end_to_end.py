@@ -1,0 +1,174 @@
+"""The whole of it on a random-initialised LM: rows, causality, blocks, the API and the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gnnlm
+from gnnlm.book import Book
+from gnnlm.errors import CorpusError, GnnlmError
+from gnnlm.pipeline import STAGES, Run
+from gnnlm.predict.predictor import PREDICTORS, Predictor
+from tests.cli import gnnlm as command
+from tests.conftest import WriteConfig
+
+
+@pytest.fixture(scope="module")
+def book(tiny_run: Run) -> Book:
+    return gnnlm.open(tiny_run.root)
+
+
+@pytest.fixture(scope="module")
+def text(tiny_run: Run) -> str:
+    return str(tiny_run.streams["test"].documents[0]["text"])[:300]
+
+
+def test_report(tiny_run: Run) -> None:
+    report = json.loads((tiny_run.artifact("eval").path / "report.json").read_text())
+    assert set(report["rows"]) == set(PREDICTORS)
+    assert report["test_tokens"] == tiny_run.streams["test"].token_count
+    assert report["store_tokens"] == tiny_run.streams["train"].token_count
+    for row in report["rows"].values():
+        assert row["ppl_95"][0] <= row["ppl"] <= row["ppl_95"][1]
+        assert row["tokens_per_second"] > 0
+    # a random LM over text of twenty-five words: looking up must help, each addition must help
+    ppl = {name: report["rows"][name]["ppl"] for name in PREDICTORS}
+    assert ppl["knn"] < ppl["base"]
+    assert ppl["gnn"] < ppl["base"]
+    assert ppl["gnn_knn"] < ppl["gnn"]
+
+
+def test_saved_scores_are_what_the_book_says(tiny_run: Run, book: Book) -> None:
+    stream = tiny_run.streams["test"]
+    document = stream.documents[0]["text"]
+    scores = book.score(document)
+    length = int(stream.starts[1]) - 1
+    assert "".join(scores.tokens) == document
+    for name in PREDICTORS:
+        saved = np.load(tiny_run.artifact("eval").path / f"{name}.log_probs.npy")[:length]
+        np.testing.assert_allclose(getattr(scores, name), saved, atol=2e-3)
+    assert scores.perplexity("base") == pytest.approx(np.exp(-scores.base.mean()))
+
+
+@pytest.mark.parametrize("place", [0, 40, 100, 299])
+def test_nothing_before_a_changed_token_moves(book: Book, text: str, place: int) -> None:
+    before = book.score(text)
+    changed = text[:place] + ("#" if text[place] != "#" else "+") + text[place + 1 :]
+    after = book.score(changed)
+    for name in PREDICTORS:
+        np.testing.assert_allclose(
+            getattr(after, name)[:place], getattr(before, name)[:place], rtol=1e-4, atol=1e-4, err_msg=name
+        )
+        assert abs(getattr(after, name)[place] - getattr(before, name)[place]) > 1e-6
+
+
+def test_one_block_equals_many(tiny_run: Run) -> None:
+    source, predictor = tiny_run.assembler("test"), tiny_run.predictor
+    results = []
+    for size in (7, 64, len(source.queries)):
+        parts = [predictor.target_log_probs(block, source) for block in predictor.blocks(source, size)]
+        results.append({name: torch.cat([part[name] for part in parts]) for name in PREDICTORS})
+    for other in results[1:]:
+        for name in PREDICTORS:
+            torch.testing.assert_close(other[name], results[0][name], rtol=1e-4, atol=1e-4)
+
+
+def test_distributions_sum_to_one_and_agree_with_targets(tiny_run: Run) -> None:
+    source, predictor = tiny_run.assembler("test"), tiny_run.predictor
+    block = next(predictor.blocks(source, 50))
+    full = predictor.log_probs(block, source)
+    targets = predictor.target_log_probs(block, source)
+    tokens = source.queries.tokens_P[:50]
+    for name in PREDICTORS:
+        torch.testing.assert_close(full[name].exp().sum(-1), torch.ones(50), rtol=1e-4, atol=1e-4)
+        picked = full[name].gather(1, tokens.clamp(min=0)[:, None])[:, 0][tokens >= 0]
+        torch.testing.assert_close(picked, targets[name], rtol=1e-4, atol=1e-4)
+
+
+def test_without_knn_weight_there_is_no_knn_effect(tiny_run: Run) -> None:
+    from gnnlm.evaluate.tune import UNTUNED
+
+    source = tiny_run.assembler("test")
+    predictor = Predictor(tiny_run.head, tiny_run.model, 8, UNTUNED, UNTUNED)
+    scores = predictor.target_log_probs(next(predictor.blocks(source, 30)), source)
+    assert torch.equal(scores["knn"], scores["base"])
+    assert torch.equal(scores["gnn_knn"], scores["gnn"])
+
+
+def test_training_tables_never_hold_the_own_document(tiny_run: Run) -> None:
+    ids = tiny_run.artifact("search").array("train.ids.npy")
+    stream = tiny_run.streams["train"]
+    own = stream.document_of(np.arange(len(stream)))
+    found = stream.document_of(np.maximum(ids, 0))
+    assert not ((found == own[:, None]) & (ids >= 0)).any()
+    assert (np.asarray(stream.tokens)[ids[ids >= 0]] >= 0).all()  # every row has a token to copy
+
+
+def test_neighbors(tiny_run: Run, book: Book) -> None:
+    train = tiny_run.streams["train"].documents[0]
+    text = train["text"][:60]
+    found = book.neighbors(text, k=2)
+    assert len(found) == 60
+    first = found[30][0]  # the text stands in the store: it finds itself
+    assert first.document == train["name"]
+    assert first.similarity == pytest.approx(1, abs=1e-3)
+    assert first.token == text[30]
+    assert first.before == text[22:30]
+    assert first.after == train["text"][31:39]
+    without = book.neighbors(text, k=2, exclude=[train["name"]])
+    assert all(n.document != train["name"] for line in without for n in line)
+    with pytest.raises(CorpusError, match="no document named 'nope'"):
+        book.neighbors(text, exclude=["nope"])
+    with pytest.raises(CorpusError, match="nothing to score"):
+        book.score("")
+    with pytest.raises(GnnlmError):
+        gnnlm.open("no/such/run")
+
+
+def test_command_line(write_config: WriteConfig, tmp_path: Path) -> None:
+    config = write_config()
+    run = tmp_path / "run"
+    for stage in ("corpus", "encode", "index", "search"):
+        command(stage, config)
+    shown = json.loads(command("status", run, "--json").stdout.splitlines()[-1])
+    assert {name: entry["state"] for name, entry in shown.items()} == {
+        name: "done" if name in ("corpus", "encode", "index", "search") else "missing" for name in STAGES
+    }
+    first = command("run", config, "--json")
+    report: dict[str, Any] = json.loads(first.stdout.splitlines()[-1])
+    assert {"rows", "test_tokens", "store_tokens"} <= report.keys()
+    assert "+GNN+kNN" in first.stdout
+    again = command("run", run, "--json")
+    assert again.stderr.count("done already") == len(STAGES)
+    assert json.loads(again.stdout.splitlines()[-1]) == report
+    assert json.loads(command("eval", run, "--json").stdout.splitlines()[-1]) == report
+    assert any((run / "tensorboard").iterdir())
+
+
+def test_demo_shows_everything(tiny_values: dict[str, Any], tmp_path: Path) -> None:
+    changes = [f"{section}={json.dumps(values)}" for section, values in tiny_values.items()]
+    arguments = [part for change in changes for part in ("--set", change)]
+    done = command("demo", "--run", tmp_path / "demo", *arguments, "--json")
+    assert done.stdout.count("Input: ") == 2
+    assert done.stdout.count("Extracted ") >= 4
+    assert "Next, your own text" in done.stdout
+    assert json.loads(done.stdout.splitlines()[-1])["rows"]["gnn_knn"]["ppl"] > 1
+
+
+@pytest.mark.parametrize("kind", [{"kind": "ivf"}, {"kind": "IVF8,PQ4x4", "metric": "l2"}])
+def test_other_indexes(tiny_run: Run, tmp_path: Path, kind: dict[str, str]) -> None:
+    from gnnlm.config import parse_config
+
+    values = {**tiny_run.config.model_dump(mode="json"), "run": str(tmp_path / "run")}
+    values["index"] = {**kind, "probes": 4}
+    values["train"]["curriculum"] = [{"k": 4, "steps": 2}]
+    run = Run(parse_config(values))
+    run.build_all()
+    report = json.loads((run.artifact("eval").path / "report.json").read_text())
+    assert report["rows"]["knn"]["ppl"] <= report["rows"]["base"]["ppl"] * 1.05
