@@ -80,6 +80,7 @@ TINY: dict[str, Any] = {
         "validate_every": 4,
         "valid_tokens": 256,
         "warmup": 2,
+        "lr": 1e-3,
         "device": "cpu",
     },
     "tune": {"ks": [1, 4, 16], "lambdas": [0.0, 0.1, 0.3, 1.0]},

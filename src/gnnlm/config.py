@@ -160,7 +160,7 @@ class TrainConfig(Section):
         description="Phases of (k, steps); the paper trains with k = 32, then with k = 128.",
     )
     optimizer: Literal["adamw", "adam"] = Field("adamw", description="adam has no weight decay.")
-    lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
+    lr: float = Field(5e-4, gt=0, description="Peak learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas.")
     weight_decay: float = Field(0.05, ge=0, description="AdamW's weight decay, on matrices only.")
     warmup: int = Field(20, ge=0, description="Steps of linear warm-up.")

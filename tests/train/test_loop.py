@@ -73,6 +73,12 @@ def test_early_stopping_keeps_the_best(tiny_run: Run, tmp_path: Any) -> None:
     assert made.facts["best_step"] == best["step"]
 
 
+def test_bf16(tiny_run: Run, tmp_path: Any) -> None:
+    made = train(tiny_run, tmp_path, precision="bf16")
+    full = tiny_run.artifact("train").facts
+    assert made.facts["best_valid_loss"] == pytest.approx(full["best_valid_loss"], abs=0.1)
+
+
 def test_nan_loss_is_told(tiny_run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnlm.train.loop.learning_rate", lambda config, step, total: math.nan)
     with pytest.raises(TrainingError, match=r"the loss is nan at step 2 .* lower train.lr"):

@@ -22,7 +22,9 @@ def attend(query_NHD: Tensor, bias_NHS: Tensor, table_PD: Tensor, index_NS: Tens
 
     A token without a source gets zeros.
     """
-    out: Tensor = _Attend.apply(query_NHD, bias_NHS, table_PD, index_NS, mask_NS)
+    kind = table_PD.dtype
+    with torch.autocast(table_PD.device.type, enabled=False):  # scores and sums stay in the table's precision
+        out: Tensor = _Attend.apply(query_NHD.to(kind), bias_NHS.to(kind), table_PD, index_NS, mask_NS)
     return out
 
 

@@ -144,9 +144,7 @@ def train_gnn(
     """Train, validate, keep the best; resumes from the draft's last checkpoint."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator(
-        mixed_precision="no" if config.precision == "fp32" else "bf16", cpu=config.device == "cpu"
-    )
+    accelerator = Accelerator(cpu=config.device == "cpu")
     device = accelerator.device
     head = head.to(device)
     trainer = Trainer(draft, model, make_optimizer(model, config), config)
@@ -188,7 +186,7 @@ def train_gnn(
             graph = train(positions_BT, phases[step]).to(device)
             targets = train.queries.tokens_P[positions_BT].to(device)
             trained.train()
-            with accelerator.autocast():
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 states_BTD, _ = trained(graph)
             real = targets >= 0
             loss = -head.target_log_probs(states_BTD[real].float(), targets[real]).mean()
