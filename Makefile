@@ -1,6 +1,6 @@
 # `make demo` and `make test` do all the set-up on a machine with Python and make.
 
-PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3.10 python3))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do command -v $$p && break; done)
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 

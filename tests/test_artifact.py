@@ -80,6 +80,23 @@ def test_rebuilding_replaces_only_when_whole(tmp_path: Path) -> None:
     assert Artifact.open(tmp_path / "x").inputs == {"a": 2}
 
 
+def test_a_manifest_cut_short_does_not_count(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "x", stop_after=3)
+    (tmp_path / ".x.partial" / "manifest.json.new").write_text("{")
+    build(tmp_path / "x")
+    assert list(Artifact.open(tmp_path / "x").manifest["files"]) == ["rows.npy"]
+
+
+def test_a_draft_that_lost_data_starts_over(tmp_path: Path) -> None:
+    build(tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "x", stop_after=3)
+    (tmp_path / ".x.partial" / "rows.npy").write_bytes(b"short")
+    build(tmp_path / "x")
+    assert Artifact.open(tmp_path / "x").fingerprint == Artifact.open(tmp_path / "straight").fingerprint
+
+
 def test_no_room(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"the store needs 909\.5 TB at .* are free"):
         require_space(tmp_path / "a" / "b", 10**15, "the store")

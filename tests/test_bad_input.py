@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import signal
 import subprocess
@@ -14,8 +15,8 @@ import pytest
 from gnnlm import artifact
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError
-from gnnlm.pipeline import Run
-from tests.cli import COMMAND, error_line, gnnlm
+from gnnlm.pipeline import STAGES, Run
+from tests.cli import COMMAND, error_line, gnnlm, gnnlm_killed
 from tests.conftest import WriteConfig, save_tiny_lm, write_texts
 
 
@@ -35,6 +36,7 @@ def copy_of(run: Run, place: Path) -> Path:
         ({"gnn": {"layer": 2}}, "unknown key gnn.layer; did you mean gnn.layers?"),
         ({"gnn": {"heads": 5}}, "gnn.heads must divide"),
         ({"index": {"kind": "HNSWx"}}, "cannot be built"),
+        ({"search": {"graph_k": 4}}, "search.graph_k gives only 4"),
     ],
 )
 def test_config_mistakes(write_config: WriteConfig, changes: dict[str, Any], message: str) -> None:
@@ -63,7 +65,7 @@ def test_tiny_corpus_still_works(write_config: WriteConfig, tmp_path: Path) -> N
 
 def test_missing_stage(write_config: WriteConfig) -> None:
     message = error_line("train", write_config())
-    assert "is missing; make it first: gnnlm encode" in message
+    assert "is missing; make it first: gnnlm corpus, with the same config" in message
 
 
 def test_changed_config_is_refused_with_both_sides(tiny_run: Run, tmp_path: Path) -> None:
@@ -76,6 +78,46 @@ def test_changed_config_is_refused_with_both_sides(tiny_run: Run, tmp_path: Path
     gnnlm("run", run, "--set", "gnn.layers=1", "--rebuild")
     assert load_config(run).gnn.layers == 1
     assert gnnlm("run", run).stderr.count("done already") == 7
+
+
+def test_what_hangs_on_something_stale_is_stale(tiny_run: Run, tmp_path: Path) -> None:
+    run = copy_of(tiny_run, tmp_path / "copy")
+    for stage in ("search", "train", "tune", "eval"):
+        assert "index.metric was cosine, is now l2" in error_line(stage, run, "--set", "index.metric=l2")
+    shutil.rmtree(run / "index")
+    assert "index is missing; make it first: gnnlm index" in error_line("eval", run)
+
+
+def test_a_refused_command_leaves_the_config_alone(write_config: WriteConfig, tmp_path: Path) -> None:
+    config = write_config(store={"shard_tokens": 64})
+    gnnlm("corpus", config)
+    journal = tmp_path / "run" / ".store.partial" / "journal.json"
+    gnnlm_killed("encode", config, when=journal, contains='"step": 2,')
+    message = error_line("encode", tmp_path / "run", "--set", "store.dtype=fp32")
+    assert "half-built from other inputs (store.dtype was fp16, is now fp32)" in message
+    assert "going on" in gnnlm("encode", tmp_path / "run").stderr
+
+
+def test_run_rebuild_mends_an_edited_file(tiny_run: Run, tmp_path: Path) -> None:
+    run = copy_of(tiny_run, tmp_path / "copy")
+    (run / "neighbours" / "test.ids.npy").write_bytes(b"x")
+    assert "its manifest says" in error_line("run", run)
+    done = gnnlm("run", run, "--rebuild")
+    assert done.stderr.count("done already") == 6  # the table is made again to the same bytes
+
+
+def test_one_builder_at_a_time(tiny_run: Run, tmp_path: Path) -> None:
+    run = copy_of(tiny_run, tmp_path / "copy")
+    shutil.rmtree(run / "report")
+    with (run / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "another gnnlm is building" in error_line("eval", run)
+
+
+def test_a_run_directory_that_cannot_be_made(write_config: WriteConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    message = error_line("corpus", write_config(run=str(tmp_path / "file" / "run")))
+    assert "Not a directory; check that it is there" in message
 
 
 def test_store_of_another_model_is_refused(tiny_run: Run, tmp_path: Path) -> None:
@@ -132,20 +174,27 @@ def test_full_disk_is_told_and_resumed(write_config: WriteConfig, monkeypatch: p
     run.build("encode")  # goes on
 
 
-def test_full_disk_on_the_command_line(write_config: WriteConfig, tmp_path: Path) -> None:
-    """A real full disk: a file size limit makes the write fail as the device would."""
-    config = write_config()
-    gnnlm("corpus", config)
+@pytest.mark.parametrize(
+    ("stage", "limit"), [("encode", 30_000), ("encode", 190_000), ("index", 30_000), ("train", 30_000)]
+)
+def test_full_disk_on_the_command_line(tiny_run: Run, tmp_path: Path, stage: str, limit: int) -> None:
+    """A limit on file size makes every library's writes fail half-way, as a full disk does."""
+    run = copy_of(tiny_run, tmp_path / "copy")
+    shutil.rmtree(run / STAGES[stage].folder)
     script = (
-        "import errno, gnnlm.artifact as a\n"
-        "def full(self, rows): raise OSError(errno.ENOSPC, 'No space left on device')\n"
-        "a.ArrayWriter.append = full\n"
+        f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
         "from gnnlm.cli import main; main()"
     )
-    done = subprocess.run([COMMAND[0], "-c", script, "encode", str(config)], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: the disk is full; free some space")
+    done = subprocess.run([COMMAND[0], "-c", script, stage, str(run)], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: "), last
+    assert "free some space and run the same command again" in last
     assert "Traceback" not in done.stderr
+    assert not (run / STAGES[stage].folder).exists()
+    gnnlm(stage, run)
+    gnnlm("run", run, "--rebuild")
 
 
 def test_interrupt(write_config: WriteConfig, tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ def test_overrides(tmp_path: Path) -> None:
         ({"lm": {"window": 8, "context": 8}}, "context must be smaller than window"),
         ({"corpus": {"train": "a"}}, "give train, valid and test together"),
         ({"tune": {"lambdas": [2.0]}}, "lambdas must lie in 0..1"),
+        ({"tune": {"ks": [0]}}, "ks must be at least 1"),
+        ({"train": {"betas": [2, 0.9]}}, "betas must lie in"),
+        ({"search": {"graph_k": 32}}, "train.curriculum asks for k = 128, search.graph_k gives only 32"),
     ],
 )
 def test_mistakes_are_named(values: dict[str, object], message: str) -> None:

@@ -172,3 +172,4 @@ def test_other_indexes(tiny_run: Run, tmp_path: Path, kind: dict[str, str]) -> N
     run.build_all()
     report = json.loads((run.artifact("eval").path / "report.json").read_text())
     assert report["rows"]["knn"]["ppl"] <= report["rows"]["base"]["ppl"] * 1.05
+    assert report["rows"]["gnn"]["ppl"] < report["rows"]["base"]["ppl"]

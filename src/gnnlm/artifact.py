@@ -15,13 +15,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 
 from gnnlm.errors import ArtifactError
 
@@ -68,7 +70,7 @@ class Artifact:
         manifest = read_manifest(path)
         for name, entry in manifest["files"].items():
             file = path / name
-            rebuild = f"rebuild it: gnnlm {manifest['stage']} RUN --rebuild"
+            rebuild = f"rebuild it: gnnlm {manifest['stage']} {path.parent} --rebuild"
             if not file.is_file():
                 raise ArtifactError(f"{file} is missing; {rebuild}")
             stat = file.stat()
@@ -161,14 +163,12 @@ class Draft:
         self.folder = draft_path(path)
         self._writers: dict[str, ArrayWriter] = {}
         journal = self._read_journal()
-        if journal is not None and journal["inputs"] != self.inputs:
-            if not rebuild:
-                raise ArtifactError(
-                    f"{self.folder} is half-built from other inputs ({differences(journal['inputs'], self.inputs)}); "
-                    f"discard it with gnnlm {stage} RUN --rebuild, or choose another run directory"
-                )
-            journal = None
-        if journal is None:
+        if journal is not None and journal["inputs"] != self.inputs and not rebuild:
+            raise ArtifactError(
+                f"{self.folder} is half-built from other inputs ({differences(journal['inputs'], self.inputs)}); "
+                "discard it with --rebuild, or choose another run directory (run: in the config)"
+            )
+        if journal is None or journal["inputs"] != self.inputs:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
             journal = {"inputs": self.inputs, "step": 0, "bytes": {}, "notes": {}}
@@ -181,6 +181,8 @@ class Draft:
     def __exit__(self, *_: object) -> None:
         for writer in self._writers.values():
             writer.close()
+        if self.step == 0:  # nothing to go on from
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def step(self) -> int:
@@ -200,10 +202,16 @@ class Draft:
         return writer
 
     def save(self, name: str, array: Array) -> None:
-        np.save(self.folder / name, array, allow_pickle=False)
+        with writing(self.folder / name):
+            np.save(self.folder / name, array, allow_pickle=False)
 
     def write_text(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text, encoding="utf-8")
+
+    @property
+    def bytes_there(self) -> int:
+        """What an earlier try has left on the disk."""
+        return sum(f.stat().st_size for f in self.folder.iterdir() if f.is_file())
 
     def commit(self) -> None:
         """Everything appended so far survives a crash from here on."""
@@ -219,7 +227,8 @@ class Draft:
             writer.check_whole()
             writer.close()
         if files is None:
-            files = [p.name for p in sorted(self.folder.iterdir()) if p.name not in (JOURNAL, MANIFEST)]
+            ours = (JOURNAL, MANIFEST, f"{JOURNAL}.new", f"{MANIFEST}.new")
+            files = [p.name for p in sorted(self.folder.iterdir()) if p.name not in ours]
         manifest = {
             "format": FORMAT,
             "stage": self.stage,
@@ -237,8 +246,9 @@ class Draft:
     def _read_journal(self) -> dict[str, Any] | None:
         try:
             journal: dict[str, Any] = json.loads((self.folder / JOURNAL).read_text(encoding="utf-8"))
-            return journal if {"inputs", "step", "bytes", "notes"} <= journal.keys() else None
-        except (FileNotFoundError, ValueError, AttributeError):
+            whole = all((self.folder / name).stat().st_size >= size for name, size in journal["bytes"].items())
+            return journal if whole and {"inputs", "step", "notes"} <= journal.keys() else None
+        except (FileNotFoundError, ValueError, AttributeError, KeyError):
             return None
 
 
@@ -256,8 +266,8 @@ class ArrayWriter:
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], committed: int | None) -> None:
         self.path, self.shape, self.dtype = path, shape, dtype
         self._row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        self._file = path.open("r+b" if committed is not None and path.is_file() else "w+b")
-        if committed is not None and path.stat().st_size >= committed:
+        self._file = path.open("w+b" if committed is None else "r+b")
+        if committed is not None:
             self._file.truncate(committed)
             self._file.seek(0)
             np.lib.format.read_magic(self._file)
@@ -309,6 +319,23 @@ def replace_directory(new: Path, place: Path) -> None:
         place.rename(old)
     new.rename(place)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around libraries that write files: whatever they raise when the disk is full becomes one error of ours.
+
+    safetensors, FAISS and numpy each report it in their own way, some without an errno.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        words = " ".join(str(error).split())
+        room = shutil.disk_usage(path.parent).free
+        raise ArtifactError(
+            f"{path} could not be written ({words[:120]}; {human_bytes(room)} are free there); free some space and run "
+            "the same command again: it goes on where it stopped"
+        ) from error
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:

@@ -17,7 +17,7 @@ from gnnlm.errors import CorpusError
 from gnnlm.graph.assemble import Assembler
 from gnnlm.pipeline import Run
 from gnnlm.predict.predictor import PREDICTORS
-from gnnlm.retrieval.index import Index
+from gnnlm.retrieval.index import Ids, Index
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,14 @@ class Book:
 
         `exclude` names documents of the store that may not be looked up, such as the text's own.
         """
-        tokens, source = self._look_up(text, exclude)
+        offsets, source = self._look_up(text, exclude)
         predictor = self.run.predictor
         parts = [
             predictor.target_log_probs(block, source) for block in predictor.blocks(source, self.run.config.eval.block)
         ]
         rows = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in PREDICTORS}
-        return Scores([self.run.lm.piece(token) for token in tokens], **rows)
+        ends = [*offsets[1:], len(text)]
+        return Scores([text[start:end] for start, end in zip(offsets, ends, strict=True)], **rows)
 
     def neighbors(
         self, text: str, k: int = 3, exclude: Iterable[str] = (), left: int = 8, right: int = 8
@@ -91,35 +92,39 @@ class Book:
         return open_index(self.run.artifact("index"), self.run.config.index.probes)
 
     def _look_up(self, text: str, exclude: Iterable[str], k: int | None = None) -> tuple[list[int], Assembler]:
-        """Encode the text as one document and search for every position of it."""
+        """Where each token starts, and the text as one document with the neighbours of every position."""
         from gnnlm.datastore.encode import encode_tokens, round_states
         from gnnlm.datastore.store import States
-        from gnnlm.retrieval.search import compact
+        from gnnlm.retrieval.search import search_allowed
 
         run, config = self.run, self.run.config
-        tokens, _ = run.lm.tokenize(text)
+        tokens, offsets = run.lm.tokenize(text)
         if not tokens:
             raise CorpusError("there is nothing to score: the text has no token")
         encoded = encode_tokens(run.lm, np.asarray(tokens, dtype=np.int64), config.lm)
         states = round_states(encoded, config.store.dtype)
-        first, last = self._excluded_ranges(exclude)
         k = min(k or config.search.k, len(self._index))
-        ids, similarity = self._index.search(states, k + int((last - first + 1).sum()))
-        inside = (ids[..., None] >= first) & (ids[..., None] <= last)
-        ids, similarity = compact(ids, similarity, (ids >= 0) & ~inside.any(-1), k)
+        stream, barred = run.streams["train"], self._documents(exclude)
+
+        def allowed(_: Ids, found: Ids) -> npt.NDArray[np.bool_]:
+            return ~np.isin(stream.document_of(found), barred)
+
+        forbidden = np.full(len(states), (stream.starts[barred + 1] - stream.starts[barred]).sum())
+        ids, similarity = search_allowed(self._index, states, k, allowed, forbidden)
         queries = States.make(
             torch.from_numpy(states), torch.tensor([*tokens, END]), torch.tensor([0, len(tokens) + 1])
         )
-        return tokens, Assembler(queries, run.states["train"], ids, similarity, config.gnn.left, config.gnn.right)
+        return offsets, Assembler(queries, run.states["train"], ids, similarity, config.gnn.left, config.gnn.right)
 
-    def _excluded_ranges(self, exclude: Iterable[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        names = set(exclude)
-        stream = self.run.streams["train"]
-        numbers = [i for i, d in enumerate(stream.documents) if d["name"] in names] if names else []
-        unknown = names - {stream.documents[i]["name"] for i in numbers}
+    def _documents(self, names: Iterable[str]) -> Ids:
+        """The numbers of the store's documents with these names."""
+        wanted = set(names)
+        documents = self.run.streams["train"].documents if wanted else []
+        numbers = [number for number, document in enumerate(documents) if document["name"] in wanted]
+        unknown = wanted - {documents[number]["name"] for number in numbers}
         if unknown:
             raise CorpusError(f"no document named {sorted(unknown)[0]!r} in the store; names are as in neighbors()")
-        return stream.starts[numbers], stream.starts[np.asarray(numbers, dtype=np.int64) + 1] - 1
+        return np.asarray(numbers, dtype=np.int64)
 
 
 def open_book(path: str | Path) -> Book:

@@ -197,7 +197,9 @@ def main() -> None:
     except OSError as error:
         if is_disk_full(error):
             _fail("the disk is full; free some space and run the same command again: it goes on where it stopped")
-        _unexpected(error)
+        if error.filename is None:
+            _unexpected(error)
+        _fail(f"{error.filename}: {error.strerror}; check that it is there and that you may read and write it")
     except Exception as error:
         _unexpected(error)
 

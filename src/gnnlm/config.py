@@ -162,7 +162,9 @@ class TrainConfig(Section):
     optimizer: Literal["adamw", "adam"] = Field("adamw", description="adam has no weight decay.")
     lr: float = Field(5e-4, gt=0, description="Peak learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas.")
-    weight_decay: float = Field(0.05, ge=0, description="AdamW's weight decay, on matrices only.")
+    weight_decay: float = Field(
+        0.05, ge=0, description="AdamW's weight decay, on parameters of two or more dimensions."
+    )
     warmup: int = Field(20, ge=0, description="Steps of linear warm-up.")
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Decay after the warm-up.")
     clip: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
@@ -173,6 +175,12 @@ class TrainConfig(Section):
     patience: int = Field(4, gt=0, description="Stop after this many validations without a better one.")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of training.")
     device: Literal["auto", "cpu"] = Field("auto", description="`auto` lets accelerate choose.")
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> TrainConfig:
+        if any(not 0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in 0..1, 1 excluded (got {self.betas})")
+        return self
 
 
 class TuneConfig(Section):
@@ -188,6 +196,8 @@ class TuneConfig(Section):
 
     @model_validator(mode="after")
     def _in_range(self) -> TuneConfig:
+        if any(k < 1 for k in self.ks):
+            raise ValueError(f"ks must be at least 1 (got {self.ks})")
         if any(not 0 <= lam <= 1 for lam in self.lambdas):
             raise ValueError(f"lambdas must lie in 0..1 (got {self.lambdas})")
         if any(t <= 0 for t in self.temperatures or ()):
@@ -198,6 +208,9 @@ class TuneConfig(Section):
 class EvalConfig(Section):
     bootstrap: int = Field(1000, gt=0, description="Resamplings of documents for the 95% interval.")
     block: int = Field(256, gt=0, description="Positions scored at once; does not change any result.")
+    graph_k: int | None = Field(
+        None, gt=0, description="Neighbours per position in the graph when predicting. Default: search.graph_k."
+    )
 
 
 class Config(Section):
@@ -215,13 +228,23 @@ class Config(Section):
     tune: TuneConfig = Field(TuneConfig(), description="k, T and lambda, chosen on valid.")
     eval: EvalConfig = Field(EvalConfig(), description="The report on test.")
 
+    @model_validator(mode="after")
+    def _curriculum_within_graph(self) -> Config:
+        largest = max(phase.k for phase in self.train.curriculum)
+        if largest > self.search.graph_k:
+            raise ValueError(
+                f"train.curriculum asks for k = {largest}, search.graph_k gives only {self.search.graph_k} neighbours; "
+                "raise search.graph_k or lower the curriculum's k"
+            )
+        return self
+
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
     """Read a YAML config (or the `config.yaml` of a run directory) and apply `a.b=value` overrides."""
     file = path / "config.yaml" if path.is_dir() else path
     if not file.is_file():
         expected = "a run directory with a config.yaml" if path.is_dir() else "a config file or a run directory"
-        raise ConfigError(f"{path}: expected {expected}, found none; start from configs/demo.yaml")
+        raise ConfigError(f"{path}: expected {expected}, found none")
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -7,15 +7,17 @@ the same inputs; a stage made from other inputs is refused, never silently remad
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnlm.artifact import Artifact, Draft, State, differences, draft_path, read_manifest, state_of
+from gnnlm.artifact import Artifact, Draft, State, differences, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
 from gnnlm.config import Config, dump_config
+from gnnlm.corpus.stream import SPLITS
 from gnnlm.errors import ArtifactError, CorpusError
 from gnnlm.progress import say, warn
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from gnnlm.lm.head import SoftmaxHead
     from gnnlm.lm.hf import HFModel
     from gnnlm.predict.predictor import Predictor
-
-SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -63,69 +63,95 @@ class Run:
         return made_from
 
     def state(self, stage: Stage) -> State:
+        """Stale is what was made from other inputs, or hangs on something that is not done."""
         inputs = self.inputs(stage)
-        if inputs is None:
-            return "stale" if (self.path(stage.name) / "manifest.json").is_file() else "missing"
-        return state_of(self.path(stage.name), inputs)
+        if inputs is not None and all(self.state(STAGES[parent]) == "done" for parent in stage.parents):
+            return state_of(self.path(stage.name), inputs)
+        there = state_of(self.path(stage.name), {})
+        return "stale" if there == "done" else there
 
     def path(self, name: str) -> Path:
         return self.root / STAGES[name].folder
 
     def artifact(self, name: str) -> Artifact:
-        """The whole, verified and current artifact of a stage."""
+        """The whole, verified and current artifact of a stage, everything it hangs on included."""
         if name not in self._open:
             stage = STAGES[name]
-            inputs = self.inputs(stage)
+            for parent in stage.parents:
+                self.artifact(parent)
             state = self.state(stage)
             if state in ("missing", "half-done"):
-                raise ArtifactError(f"{self.path(name)} is {state}; make it first: gnnlm {name} {self.root}")
+                raise ArtifactError(f"{self.path(name)} is {state}; make it first: gnnlm {name}, with the same config")
             artifact = Artifact.open(self.path(name))
-            if inputs is None or state != "done":
-                raise ArtifactError(self._mismatch(stage, inputs or {}))
+            if state != "done":
+                raise ArtifactError(self._mismatch(stage))
             self._open[name] = artifact
         return self._open[name]
 
-    def _mismatch(self, stage: Stage, inputs: dict[str, Any]) -> str:
-        was = read_manifest(self.path(stage.name))["inputs"]
+    def _mismatch(self, stage: Stage) -> str:
+        found = differences(read_manifest(self.path(stage.name))["inputs"], self.inputs(stage) or {})
         return (
-            f"{self.path(stage.name)} was made from other inputs: {differences(was, inputs)}; replace it with "
-            f"gnnlm {stage.name} {self.root} --rebuild, or choose another run directory (run: in the config)"
+            f"{self.path(stage.name)} was made from other inputs: {found}; replace it "
+            f"with gnnlm {stage.name} and --rebuild, with the same config, or choose another run directory "
+            "(run: in the config)"
         )
 
     # -- building ------------------------------------------------------------------------------------------
 
     def build(self, name: str, rebuild: bool = False) -> Artifact:
-        """Make one stage, or find it done."""
+        """Make one stage, or find it done. With `rebuild`, make it even so."""
         stage = STAGES[name]
         for parent in stage.parents:
             self.artifact(parent)
-        inputs = self.inputs(stage)
-        assert inputs is not None
         state = self.state(stage)
         if state == "done" and not rebuild:
+            artifact = self.artifact(name)
             say(f"{name}: done already")
-            return self.artifact(name)
+            return artifact
         if state in ("stale", "damaged") and not rebuild:
-            if state == "damaged":
-                read_manifest(self.path(name))  # says what is wrong
-            raise ArtifactError(self._mismatch(stage, inputs))
-        self.write_config()
-        if draft_path(self.path(name)).is_dir() and not rebuild:
-            say(f"{name}: going on where it was interrupted")
-        with Draft(self.path(name), name, inputs, rebuild=rebuild) as draft:
+            Artifact.open(self.path(name))  # says what is wrong with it, if anything is
+            raise ArtifactError(self._mismatch(stage))
+        inputs = self.inputs(stage)
+        assert inputs is not None
+        with self._alone(), Draft(self.path(name), name, inputs, rebuild=rebuild) as draft:
+            self._write_config()
+            if draft.resumed:
+                say(f"{name}: going on where it was interrupted")
             self._open[name] = stage.build(self, draft)
         return self._open[name]
 
     def build_all(self, rebuild: bool = False) -> Artifact:
-        """Make every stage that is not done; the report."""
-        for name, stage in STAGES.items():
-            redo = rebuild and self.state(stage) in ("stale", "damaged")
-            artifact = self.build(name, rebuild=redo)
+        """Make every stage that is not done, and the report. With `rebuild`, replace what is stale or damaged."""
+        for name in STAGES:
+            artifact = self.build(name, rebuild=rebuild and not self._is_whole(name))
         return artifact
 
-    def write_config(self) -> None:
+    def _is_whole(self, name: str) -> bool:
+        try:
+            self.artifact(name)
+        except ArtifactError:
+            return False
+        return True
+
+    def _write_config(self) -> None:
+        beside = self.root / "config.yaml.new"
+        beside.write_text(dump_config(self.config), encoding="utf-8")
+        beside.replace(self.root / "config.yaml")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two processes that build in one run directory would tread on each other."""
+        import fcntl
+
         self.root.mkdir(parents=True, exist_ok=True)
-        (self.root / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
+        with (self.root / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ArtifactError(
+                    f"another gnnlm is building in {self.root}; wait for it, or choose another run directory"
+                ) from None
+            yield
 
     # -- parts, loaded when first needed -------------------------------------------------------------------
 
@@ -150,17 +176,24 @@ class Run:
         return {split: States.open(store, stream) for split, stream in self.streams.items()}
 
     @cached_property
+    def device(self) -> str:
+        """Where the softmax and the GNN predict."""
+        import torch
+
+        return "cuda" if self.config.train.device == "auto" and torch.cuda.is_available() else "cpu"
+
+    @cached_property
     def head(self) -> SoftmaxHead:
         from gnnlm.datastore.store import load_head
 
-        return load_head(self.artifact("encode"))
+        return load_head(self.artifact("encode")).on(self.device)
 
     @cached_property
     def model(self) -> GnnModel:
         """The trained GNN."""
         from gnnlm.gnn.model import GnnModel
 
-        return GnnModel.load(self.artifact("train").path / "model.safetensors", self.head.weight_VD)
+        return GnnModel.load(self.artifact("train").path / "model.safetensors", self.head.weight_VD).to(self.device)
 
     def assembler(self, split: str) -> Assembler:
         from gnnlm.graph.assemble import Assembler
@@ -177,7 +210,12 @@ class Run:
 
         chosen = self.artifact("tune").facts["mix"]
         mixes = (Mix(**chosen["base"]), Mix(**chosen["gnn"]))
-        return Predictor(self.head, self.model, self.config.search.graph_k, *mixes)
+        return Predictor(self.head, self.model, self.graph_k, *mixes)
+
+    @property
+    def graph_k(self) -> int:
+        """Neighbours per position in the graph when predicting."""
+        return self.config.eval.graph_k or self.config.search.graph_k
 
 
 # -- what each stage is made from, besides its parents -------------------------------------------------------
@@ -194,7 +232,7 @@ def _corpus_inputs(run: Run) -> dict[str, Any]:
     corpus = run.config.corpus
     sources = [corpus.source] if corpus.train is None else [corpus.train, corpus.valid, corpus.test]
     try:
-        text = [source_fingerprint(source) for source in sources if source]
+        text = [source_fingerprint(source, leave_out=run.root) for source in sources if source]
     except CorpusError:
         if not (run.path("corpus") / "manifest.json").is_file():
             raise
@@ -229,7 +267,7 @@ _OWN_INPUTS: dict[str, Callable[[Run], dict[str, Any]]] = {
         **_section(run.config.train, "train", skip=("device",)),
         "seed": run.config.seed,
     },
-    "tune": lambda run: {**_section(run.config.tune, "tune"), "search.graph_k": run.config.search.graph_k},
+    "tune": lambda run: {**_section(run.config.tune, "tune"), "graph k": run.graph_k},
     "eval": lambda run: {"eval.bootstrap": run.config.eval.bootstrap, "seed": run.config.seed},
 }
 
@@ -276,23 +314,16 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     import torch
 
     from gnnlm.gnn.model import GnnModel
-    from gnnlm.gnn.options import resolve_options
+    from gnnlm.gnn.options import resolve_options, similarity_unit
     from gnnlm.train.logging import tensorboard
     from gnnlm.train.loop import train_gnn
 
     torch.manual_seed(run.config.seed)
-    model = GnnModel(resolve_options(run.config.gnn, run.head.width), run.head.weight_VD)
+    train = run.assembler("train")
+    unit = similarity_unit(run.config.index.metric, train.similarity)
+    model = GnnModel(resolve_options(run.config.gnn, run.head.width, unit), run.head.weight_VD.cpu())
     with tensorboard(run.root / "tensorboard") as log:
-        return train_gnn(
-            draft,
-            model,
-            run.head,
-            run.assembler("train"),
-            run.assembler("valid"),
-            run.config.train,
-            run.config.seed,
-            log,
-        )
+        return train_gnn(draft, model, run.head, train, run.assembler("valid"), run.config.train, run.config.seed, log)
 
 
 def _build_tuning(run: Run, draft: Draft) -> Artifact:
@@ -302,7 +333,7 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
     from gnnlm.predict.predictor import Predictor
 
     config, source = run.config, run.assembler("valid")
-    predictor = Predictor(run.head, run.model, config.search.graph_k, UNTUNED, UNTUNED)
+    predictor = Predictor(run.head, run.model, run.graph_k, UNTUNED, UNTUNED)
     scores, _ = score_rows(predictor, source, config.eval.block, "score valid")
     scores = {name: scores[name] for name in ("base", "gnn")}
     temperatures = config.tune.temperatures or default_temperatures(config.index.metric, source.similarity)

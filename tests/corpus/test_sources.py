@@ -70,6 +70,21 @@ def test_nothing_there(tmp_path: Path) -> None:
         read_documents(str(tmp_path))
 
 
+def test_json_lines_end_at_newlines_only(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"text": "one\u2028two"}\n', encoding="utf-8")
+    assert read_documents(str(tmp_path))[0].text == "one\u2028two"
+    (tmp_path / "c.jsonl").write_text('{"text": "\\ud800"}\n', encoding="utf-8")
+    with pytest.raises(CorpusError, match="half of a surrogate pair"):
+        read_documents(str(tmp_path))
+
+
+def test_hidden_folders_and_the_run_directory_are_not_text(tmp_path: Path) -> None:
+    for name in ("a.txt", ".git/b.txt", "runs/x/c.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("words")
+    assert [d.name for d in read_documents(str(tmp_path), leave_out=tmp_path / "runs" / "x")] == ["a.txt"]
+
+
 def test_fingerprint_follows_the_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     before = source_fingerprint(str(tmp_path))

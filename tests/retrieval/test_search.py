@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gnnlm.config import IndexConfig
 from gnnlm.errors import ConfigError
 from gnnlm.retrieval.index import Index, as_keys, train_index
-from gnnlm.retrieval.search import LeakageRule, search_allowed
+from gnnlm.retrieval.search import LeakageRule, search_outside
 
 
 def make_index(states: np.ndarray, config: IndexConfig | None = None, positions: np.ndarray | None = None) -> Index:
@@ -81,7 +81,7 @@ def test_no_leaked_window_node_is_ever_retrieved(
     document = np.searchsorted(starts, positions, side="right") - 1
     rule = LeakageRule(field, max(left, right), whole)
     low, high = rule.excluded(positions, starts[document], starts[document + 1] - 1)
-    ids, scores = search_allowed(index, states, low, high, k)
+    ids, scores = search_outside(index, states, low, high, k)
     want = similarities(states, states, "cosine")
     for t in range(total):
         allowed = [j for j in range(total) if j < low[t] or j > high[t]]

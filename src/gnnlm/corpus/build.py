@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CorpusConfig
 from gnnlm.corpus.overlap import Overlap, Seen
 from gnnlm.corpus.sources import Document, read_documents
-from gnnlm.corpus.stream import Tokenize, TokenizedDocument, save_split
+from gnnlm.corpus.stream import SPLITS, Tokenize, TokenizedDocument, save_split
 from gnnlm.errors import CorpusError
-from gnnlm.progress import Track, warn
-
-SPLITS = ("train", "valid", "test")
+from gnnlm.progress import Track
 
 
 def split_documents(documents: list[Document], config: CorpusConfig, seed: int) -> dict[str, list[Document]]:
@@ -27,11 +26,16 @@ def split_documents(documents: list[Document], config: CorpusConfig, seed: int) 
     dealt = sorted(documents, key=lambda d: hashlib.sha256(f"{seed}:{d.name}".encode()).digest())
     test = max(1, round(config.test_share * len(dealt)))
     valid = max(1, round(config.valid_share * len(dealt)))
+    if test + valid >= len(dealt):
+        raise CorpusError(
+            f"corpus.valid_share and corpus.test_share leave none of {len(dealt)} documents for train; lower them, "
+            "or give more documents"
+        )
     return {"test": dealt[:test], "valid": dealt[test : test + valid], "train": dealt[test + valid :]}
 
 
-def read_splits(config: CorpusConfig, seed: int) -> dict[str, list[Document]]:
-    options = (config.encoding, config.skip_unreadable)
+def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, list[Document]]:
+    options = (config.encoding, config.skip_unreadable, leave_out)
     if config.train is not None:
         assert config.valid is not None
         assert config.test is not None
@@ -49,7 +53,7 @@ class _Split:
 
 def build_corpus(draft: Draft, config: CorpusConfig, seed: int, tokenize: Tokenize, vocab_size: int) -> Artifact:
     """Build the corpus artifact. Earlier splits win: valid is cleaned of train, test of train and valid."""
-    documents = read_splits(config, seed)
+    documents = read_splits(config, seed, leave_out=draft.path.parent)
     seen = Seen(config.overlap_ngram)
     facts: dict[str, Any] = {}
     for split in SPLITS:
@@ -110,6 +114,4 @@ def _place(
                 placed.append(tokenized.text)
     for text in placed:
         seen.add(text)
-    if max_tokens is not None and total < max_tokens:
-        warn(f"the {split} split has {total:,} tokens, fewer than corpus.max_{split}_tokens = {max_tokens:,}")
     return made

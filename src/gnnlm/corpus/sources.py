@@ -34,12 +34,17 @@ class Document:
     text: str
 
 
-def read_documents(source: str, encoding: str = "utf-8", skip_unreadable: bool = False) -> list[Document]:
-    """All documents of a source with any text in them, in the order of their names."""
+def read_documents(
+    source: str, encoding: str = "utf-8", skip_unreadable: bool = False, leave_out: Path | None = None
+) -> list[Document]:
+    """All documents of a source with any text in them, in the order of their names.
+
+    `leave_out` is a folder that is not read even where it lies inside the source: the run directory.
+    """
     if source == PYTHON_DOCS:
         return list(_python_documents())
     root = Path(source)
-    files = list_files(root)
+    files = list_files(root, leave_out)
     documents: list[Document] = []
     for file in files:
         name = file.name if file == root else file.relative_to(root).as_posix()
@@ -60,20 +65,20 @@ def read_documents(source: str, encoding: str = "utf-8", skip_unreadable: bool =
     return documents
 
 
-def source_fingerprint(source: str) -> str:
+def source_fingerprint(source: str, leave_out: Path | None = None) -> str:
     """Changes whenever the source's text does."""
     if source == PYTHON_DOCS:
         return f"{platform.python_implementation()} {platform.python_version()}"
     root = Path(source)
     digest = hashlib.sha256()
-    for file in list_files(root):
+    for file in list_files(root, leave_out):
         digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\0".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def list_files(root: Path) -> list[Path]:
-    """The readable text files of a folder, or the file itself."""
+def list_files(root: Path, leave_out: Path | None = None) -> list[Path]:
+    """The text files of a folder, hidden ones and those in `leave_out` left out; or the file itself."""
     accepted = ", ".join(SUFFIXES)
     if not root.exists():
         raise CorpusError(f"{root} does not exist; expected a file or folder of {accepted} (or .gz of these)")
@@ -81,10 +86,16 @@ def list_files(root: Path) -> list[Path]:
         if not _is_text(root):
             raise CorpusError(f"{root}: expected a file ending in {accepted} (or .gz of these)")
         return [root]
-    files = sorted(p for p in root.rglob("*") if p.is_file() and _is_text(p))
+    files = sorted(p for p in root.rglob("*") if p.is_file() and _is_text(p) and not _is_hidden(p.relative_to(root)))
+    if leave_out is not None:
+        files = [p for p in files if not p.resolve().is_relative_to(leave_out.resolve())]
     if not files:
         raise CorpusError(f"{root} holds no file ending in {accepted} (or .gz of these); point corpus.source at text")
     return files
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _is_text(path: Path) -> bool:
@@ -105,7 +116,7 @@ def _read_text(path: Path, encoding: str) -> str:
 
 
 def _json_lines(name: str, text: str) -> Iterator[Document]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -117,6 +128,8 @@ def _json_lines(name: str, text: str) -> Iterator[Document]:
             ) from error
         if not isinstance(body, str):
             raise CorpusError(f'{name}:{number}: expected "text" to be a string, got {type(body).__name__}')
+        if not body.isascii() and any("\ud800" <= c <= "\udfff" for c in body):
+            raise CorpusError(f"{name}:{number}: the text holds half of a surrogate pair; write it as whole characters")
         title = next((str(record[key]) for key in ("name", "title", "id") if record.get(key) is not None), str(number))
         yield Document(f"{name}:{title}", body)
 

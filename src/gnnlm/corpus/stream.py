@@ -18,6 +18,7 @@ import numpy.typing as npt
 from gnnlm.artifact import Artifact, Draft
 
 END = -1
+SPLITS = ("train", "valid", "test")
 Tokenize = Callable[[str], tuple[list[int], list[int]]]
 
 

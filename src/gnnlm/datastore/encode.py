@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gnnlm.artifact import Artifact, Draft, require_space
+from gnnlm.artifact import Artifact, Draft, require_space, writing
 from gnnlm.config import LMConfig, StoreConfig
 from gnnlm.corpus.stream import Stream
 from gnnlm.corpus.windows import Window, plan_windows
@@ -89,10 +89,12 @@ def build_store(
     """Encode train, valid and test, and keep the frozen softmax beside them."""
     rows = sum(len(stream) for stream in streams.values())
     head_bytes = 4 * lm.width * lm.vocab_size
-    require_space(draft.folder, rows * lm.width * np.dtype(DTYPES[store.dtype]).itemsize + head_bytes, "the store")
+    needed = rows * lm.width * np.dtype(DTYPES[store.dtype]).itemsize + head_bytes
+    require_space(draft.folder, needed - draft.bytes_there, "the store")
     for stream in streams.values():
         encode_split(draft, stream, lm, lm_config, store)
-    lm.head.cpu().save(draft.folder / "head.safetensors")
+    with writing(draft.folder / "head.safetensors"):
+        lm.head.save(draft.folder / "head.safetensors")
     return draft.finish(
         {
             "width": lm.width,

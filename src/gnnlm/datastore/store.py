@@ -44,10 +44,6 @@ class States:
     def __len__(self) -> int:
         return len(self.tokens_P)
 
-    @property
-    def width(self) -> int:
-        return self.states_PD.shape[1]
-
     def gather(self, positions: Tensor) -> Tensor:
         """States at the positions, float32, [..., D]."""
         return self.states_PD[positions].float()

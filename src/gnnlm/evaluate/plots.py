@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
-from gnnlm.predict.predictor import LABELS, PREDICTORS
+from gnnlm.predict.predictor import LABELS, PREDICTORS, perplexity
 
 COLOURS = {"base": "#9aa5b1", "knn": "#6baed6", "gnn": "#fd8d3c", "gnn_knn": "#31a354"}
 
@@ -32,18 +31,12 @@ def plot_training(history: list[dict[str, Any]], best_step: int, path: Path) -> 
     """Validation perplexity of the GNN against the base model, and the training loss."""
     figure, axes = _axes()
     steps = [entry["step"] for entry in history]
-    axes.plot(
-        steps, [math.exp(entry["valid_gnn"]) for entry in history], "o-", color=COLOURS["gnn"], label="valid, GNN"
-    )
-    axes.axhline(math.exp(history[0]["valid_base"]), color=COLOURS["base"], ls="--", label="valid, base")
+    valid = [perplexity(entry["valid_gnn"]) for entry in history]
+    axes.plot(steps, valid, "o-", color=COLOURS["gnn"], label="valid, GNN")
+    axes.axhline(perplexity(history[0]["valid_base"]), color=COLOURS["base"], ls="--", label="valid, base")
     trained = [entry for entry in history if entry["loss"] is not None]
-    axes.plot(
-        [e["step"] for e in trained],
-        [math.exp(min(20.0, e["loss"])) for e in trained],
-        ":",
-        color="#333",
-        label="train",
-    )
+    losses = [perplexity(entry["loss"]) for entry in trained]
+    axes.plot([entry["step"] for entry in trained], losses, ":", color="#333", label="train")
     axes.axvline(best_step, color=COLOURS["gnn_knn"], lw=1, label=f"best: step {best_step}")
     axes.set_xlabel("step")
     axes.set_ylabel("perplexity")

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich import box
 from rich.table import Table
 
-from gnnlm.predict.predictor import LABELS, PREDICTORS
+from gnnlm.predict.predictor import LABELS, PREDICTORS, perplexity
 
 SAME = 1e-6  # log-probabilities closer than this count as unchanged
 Floats = npt.NDArray[np.float64]
@@ -22,9 +23,9 @@ def row(
     total = -float(scores.sum())
     gain = scores - base
     return {
-        "ppl": math.exp(total / len(scores)),
+        "ppl": perplexity(total / len(scores)),
         "ppl_95": list(bootstrap_interval(scores, document, samples, seed)),
-        "ppl_word": math.exp(min(700.0, total / counts["words"])),
+        "ppl_word": perplexity(total / counts["words"]),
         "bits_per_byte": total / math.log(2) / counts["bytes"],
         "helped": float((gain > SAME).mean()),
         "hurt": float((gain < -SAME).mean()),
@@ -39,7 +40,7 @@ def bootstrap_interval(scores: Floats, document: npt.NDArray[np.int64], samples:
     drawn = np.random.default_rng(seed).integers(count, size=(samples, count))
     drawn_sizes = np.maximum(sizes[drawn].sum(1), 1)
     low, high = np.percentile(sums[drawn].sum(1) / drawn_sizes, [2.5, 97.5])
-    return math.exp(low), math.exp(high)
+    return perplexity(low), perplexity(high)
 
 
 def make_report(
@@ -61,7 +62,7 @@ def make_report(
     return {"rows": rows, "test_tokens": len(base), "test_documents": int(document.max()) + 1, **facts}
 
 
-COLUMNS = ("model", "ppl", "95%", "change", "ppl/word", "bits/byte", "helped", "hurt", "tokens/s")
+COLUMNS = ("model", "ppl", "95%", "change", "ppl/word", "bits/byte", "helped", "hurt", "tok/s")
 
 
 def cells(report: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -88,7 +89,7 @@ def cells(report: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def rich_table(report: dict[str, Any]) -> Table:
-    table = Table(title=headline(report), title_justify="left")
+    table = Table(title=headline(report), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
     for line in cells(report):
@@ -114,16 +115,16 @@ def notes(report: dict[str, Any]) -> list[str]:
     overlap = report["overlap"]["test"]
     train = report["overlap"]["train"]
     base, gnn = report["mix"]["base"], report["mix"]["gnn"]
-    said = [
+    n = report["overlap_ngram"]
+    return [
         f"kNN: k = {base['k']}, T = {base['temperature']:g}, lambda = {base['weight']:g} for base; "
         f"k = {gnn['k']}, T = {gnn['temperature']:g}, lambda = {gnn['weight']:g} for GNN; chosen on valid.",
-        f"Overlap: {overlap['repeated_paragraphs']} of {overlap['paragraphs']} test paragraphs "
+        f"Overlap: of the documents read, {overlap['repeated_paragraphs']} of {overlap['paragraphs']} test paragraphs "
         f"({overlap['repeated_words']} of {overlap['words']} words) stand in train or valid and were dropped; "
-        f"{100 * overlap['remaining_ngram_overlap']:.1f}% of the 8-grams left still occur there.",
+        f"{100 * overlap['remaining_ngram_overlap']:.1f}% of the {n}-grams left still occur there.",
         f"Inside train {train['repeated_paragraphs']} of {train['paragraphs']} paragraphs repeat another document and "
         f"were {train['repeats_were']}.",
         f"GNN: step {report['training']['best_step']} of {report['training']['steps_done']}, "
         f"{report['training']['parameters']:,} parameters.",
-        "tokens/s counts encoding, search and prediction, each as measured in this run.",
+        "tok/s counts encoding, search and prediction, each as measured in this run.",
     ]
-    return [s.replace("8-grams", f"{report['overlap_ngram']}-grams") for s in said]

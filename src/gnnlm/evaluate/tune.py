@@ -13,22 +13,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gnnlm.gnn.options import similarity_unit
 from gnnlm.graph.assemble import Assembler
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import neighbour_tokens
 from gnnlm.progress import Track
 
 COSINE_TEMPERATURES = (0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1)
-L2_TEMPERATURES = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)  # times the nearest row's usual distance
+L2_TEMPERATURES = (0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the metric's unit
 UNTUNED = Mix(k=1, temperature=1.0, weight=0.0)  # no kNN
 
 
 def default_temperatures(metric: str, similarity: npt.NDArray[np.float32]) -> tuple[float, ...]:
     if metric == "cosine":
         return COSINE_TEMPERATURES
-    nearest = -similarity[:, 0]
-    unit = float(np.median(nearest[np.isfinite(nearest)])) if np.isfinite(nearest).any() else 1.0
-    return tuple(t * max(unit, 1e-6) for t in L2_TEMPERATURES)
+    return tuple(t * similarity_unit(metric, similarity) for t in L2_TEMPERATURES)
 
 
 def knn_probs(

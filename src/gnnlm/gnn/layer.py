@@ -32,7 +32,6 @@ from gnnlm.graph.batch import Graph
 
 CONTEXT, NEIGHBOUR = 0, 1  # node types
 INTRA, INTER = 0, 1  # edge types
-SIMILARITY_UNIT = 0.01  # cosine differences matter at this size: the temperature kNN-LMs end up with
 
 
 class GnnLayer(nn.Module):
@@ -169,7 +168,7 @@ class GnnLayer(nn.Module):
         shape = (batch, tokens, self.options.heads, neighbours, self.options.window)
         if not self.options.edge_bias:
             return graph.similarity_BTK.new_zeros(()).expand(shape)
-        similarity_BTHK = graph.similarity_BTK[:, :, None] / SIMILARITY_UNIT * self.similarity_H[:, None]
+        similarity_BTHK = graph.similarity_BTK[:, :, None] / self.options.similarity_unit * self.similarity_H[:, None]
         return similarity_BTHK[..., None] + self.slot_bias_HW[:, None]
 
     def _edge_query(self, query_BTHd: Tensor, source: int, edge: int, target: int) -> Tensor:

@@ -9,9 +9,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from gnnlm.config import GnnConfig
 from gnnlm.errors import ConfigError
 
+COSINE_UNIT = 0.01  # the temperature kNN-LMs end up with
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "inter": "window",
@@ -78,6 +82,7 @@ class GnnOptions:
     zero_start: bool
     edge_bias: bool
     token_features: bool
+    similarity_unit: float = COSINE_UNIT
 
     @property
     def window(self) -> int:
@@ -96,7 +101,16 @@ class GnnOptions:
         return asdict(self)
 
 
-def resolve_options(config: GnnConfig, base_width: int) -> GnnOptions:
+def similarity_unit(metric: str, similarity: npt.NDArray[np.float32]) -> float:
+    """The size at which differences of similarity matter, from a neighbour table where the metric has no scale."""
+    if metric == "cosine":
+        return COSINE_UNIT
+    nearest = -similarity[:, 0]
+    nearest = nearest[np.isfinite(nearest)]
+    return max(1e-6, 0.1 * float(np.median(nearest))) if len(nearest) else 1.0
+
+
+def resolve_options(config: GnnConfig, base_width: int, unit: float = COSINE_UNIT) -> GnnOptions:
     """Fill what the config leaves open from the preset and the base model's width.
 
     >>> resolve_options(GnnConfig(), 576).heads
@@ -107,4 +121,5 @@ def resolve_options(config: GnnConfig, base_width: int) -> GnnOptions:
     if width % heads:
         raise ConfigError(f"gnn.heads must divide the GNN's width {width} (got {heads})")
     chosen = config.model_dump(exclude={"preset", "heads", "width"}, exclude_none=True)
-    return GnnOptions(**{**PRESETS[config.preset], **chosen, "heads": heads, "width": width, "base_width": base_width})
+    widths = {"heads": heads, "width": width, "base_width": base_width}
+    return GnnOptions(**{**PRESETS[config.preset], **chosen, **widths, "similarity_unit": unit})

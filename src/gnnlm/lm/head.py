@@ -57,8 +57,13 @@ class SoftmaxHead(nn.Module):
         out: Tensor = _TargetLogProbs.apply(states_ND, targets_N, self)
         return out
 
+    def on(self, device: torch.device | str) -> SoftmaxHead:
+        """The same head on a device; this one stays where it is."""
+        bias_V = None if self.bias_V is None else self.bias_V.to(device)
+        return SoftmaxHead(self.weight_VD.to(device), bias_V, self.scale, self.soft_cap)
+
     def save(self, path: Path) -> None:
-        tensors = {"weight": self.weight_VD} | ({} if self.bias_V is None else {"bias": self.bias_V})
+        tensors = {"weight": self.weight_VD.cpu()} | ({} if self.bias_V is None else {"bias": self.bias_V.cpu()})
         numbers = torch.tensor([self.scale, float("nan") if self.soft_cap is None else self.soft_cap])
         save_file({**tensors, "scale_and_cap": numbers.double()}, path)
 

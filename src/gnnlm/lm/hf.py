@@ -24,7 +24,7 @@ from gnnlm.errors import ModelError
 from gnnlm.lm.head import SoftmaxHead
 
 SMOLLM2 = "smollm2"
-SAMPLE = 2**20  # bytes hashed at each sampled place of a weight file
+SAMPLES, SAMPLE = 256, 2**16  # places of a weight file that are hashed, and bytes at each
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
 
@@ -63,9 +63,13 @@ def _from_hub(name: str) -> Path:
         except Exception as error:  # the hub client raises many kinds, none of them ours
             problem = error
             continue
-        if (found / "config.json").is_file():
+        if (found / "config.json").is_file() and any(found.glob("*.safetensors")):
             return found
-    reason = "the hub cannot be reached" if os.environ.get("HF_HUB_OFFLINE") else type(problem).__name__
+        problem = ModelError("no safetensors weights in the repository")
+    ours = isinstance(problem, ModelError)
+    reason = (
+        "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else problem if ours else type(problem).__name__
+    )
     raise ModelError(
         f"lm.model {name}: not a local path, not in the local cache, and not to be had from the hub ({reason}); "
         "check the spelling, or give a directory, a .gguf file or smollm2"
@@ -73,7 +77,7 @@ def _from_hub(name: str) -> Path:
 
 
 def model_fingerprint(name: str) -> str:
-    """Changes when the model's files do. Weight files are sampled at both ends and in the middle."""
+    """Changes when the model's files do. Large weight files are sampled at 256 places, evenly."""
     path = resolve_model(name)
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
     digest = hashlib.sha256()
@@ -81,10 +85,12 @@ def model_fingerprint(name: str) -> str:
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as data:
-            whole = size <= 4 * SAMPLE or file.suffix not in WEIGHT_SUFFIXES
-            for place in [None] if whole else [0, size // 3, size // 2, size - SAMPLE]:
-                data.seek(place or 0)
-                digest.update(data.read(-1 if place is None else SAMPLE))
+            if size <= SAMPLES * SAMPLE or file.suffix not in WEIGHT_SUFFIXES:
+                digest.update(data.read())
+                continue
+            for number in range(SAMPLES):
+                data.seek((size - SAMPLE) * number // (SAMPLES - 1))
+                digest.update(data.read(SAMPLE))
     return digest.hexdigest()[:16]
 
 

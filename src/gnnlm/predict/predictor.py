@@ -5,6 +5,7 @@ Shapes: N positions, K neighbours, D width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ from gnnlm.predict.knn import Mix, knn_log_probs, knn_target_log_probs, mix_log_
 
 PREDICTORS = ("base", "knn", "gnn", "gnn_knn")
 LABELS = {"base": "base", "knn": "+kNN", "gnn": "+GNN", "gnn_knn": "+GNN+kNN"}
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean negative log-probability; finite for any finite loss."""
+    return math.exp(min(loss, 700.0))
 
 
 @dataclass(frozen=True)
@@ -60,14 +66,15 @@ class Predictor:
         `seconds`, where given, is charged with the time of both softmaxes (`head`) and both mixes (`knn`).
         """
         began = time.perf_counter()
+        device = block.base_ND.device
         targets_N = source.queries.tokens_P[block.positions_N]
         real = targets_N >= 0
-        targets_N = targets_N[real]
+        lines_N, real, targets_N = block.positions_N[real], real.to(device), targets_N[real].to(device)
         base = self.head.target_log_probs(block.base_ND[real], targets_N)
         gnn = self.head.target_log_probs(block.gnn_ND[real], targets_N)
         scores = {"base": base, "gnn": gnn}
         between = time.perf_counter()
-        tokens_NK, similarity_NK = neighbour_tokens(source, block.positions_N[real])
+        tokens_NK, similarity_NK = (t.to(device) for t in neighbour_tokens(source, lines_N))
         for name, lm, mix in (("knn", base, self.base_mix), ("gnn_knn", gnn, self.gnn_mix)):
             knn = knn_target_log_probs(tokens_NK, similarity_NK, targets_N, mix.k, mix.temperature)
             scores[name] = mix_log_probs(lm, knn, mix.weight)
@@ -79,7 +86,7 @@ class Predictor:
     @torch.inference_mode()
     def log_probs(self, block: Block, source: Assembler) -> dict[str, Tensor]:
         """Log-probabilities over the whole vocabulary at each position of the block, [N, V], by predictor."""
-        tokens_NK, similarity_NK = neighbour_tokens(source, block.positions_N)
+        tokens_NK, similarity_NK = (t.to(block.base_ND.device) for t in neighbour_tokens(source, block.positions_N))
         base, gnn = self.head.log_probs(block.base_ND), self.head.log_probs(block.gnn_ND)
         scores = {"base": base, "gnn": gnn}
         for name, lm, mix in (("knn", base, self.base_mix), ("gnn_knn", gnn, self.gnn_mix)):

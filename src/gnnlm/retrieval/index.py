@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.artifact import Artifact, Draft
+from gnnlm.artifact import Artifact, Draft, writing
 from gnnlm.config import IndexConfig
 from gnnlm.corpus.stream import END, Stream
 from gnnlm.errors import ConfigError
@@ -90,14 +90,16 @@ def build_index(draft: Draft, store: Artifact, stream: Stream, config: IndexConf
     """Index the train split of a store."""
     states = store.array("train.states.npy")
     positions = np.flatnonzero(np.asarray(stream.tokens) != END).astype(np.int64)
-    sample = np.random.default_rng(seed).permutation(len(positions))[:TRAIN_ROWS]
+    wanted = 1 if config.kind == "exact" else TRAIN_ROWS
+    sample = np.random.default_rng(seed).permutation(len(positions))[:wanted]
     with Track("index", len(positions), "rows") as track:
         index = train_index(as_keys(states[np.sort(positions[sample])], config.metric), config, len(positions), seed)
         for start in range(0, len(positions), BATCH):
             rows = positions[start : start + BATCH]
             index.add(as_keys(states[rows], config.metric))
             track.advance(len(rows))
-    faiss.write_index(index, str(draft.folder / "index.faiss"))
+    with writing(draft.folder / "index.faiss"):
+        faiss.write_index(index, str(draft.folder / "index.faiss"))
     draft.save("positions.npy", positions)
     return draft.finish({"rows": len(positions), "metric": config.metric, "kind": config.kind})
 

@@ -6,6 +6,7 @@ A table has, for each query position, the nearest store positions and their simi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from gnnlm.config import SearchConfig
 from gnnlm.corpus.stream import Stream
 from gnnlm.progress import Track
 from gnnlm.retrieval.index import Floats, Ids, Index
+
+FETCH_AT_ONCE = 2**26  # rows asked of the index in one call, over all queries: 0.8 GB
 
 
 @dataclass(frozen=True)
@@ -46,23 +49,40 @@ class LeakageRule:
         return np.maximum(positions - span, first), np.minimum(positions + span, last)
 
 
-def search_allowed(index: Index, states: npt.NDArray[Any], low: Ids, high: Ids, k: int) -> tuple[Ids, Floats]:
-    """The k nearest rows outside each query's excluded range.
+def search_allowed(
+    index: Index,
+    states: npt.NDArray[Any],
+    k: int,
+    allowed: Callable[[Ids, Ids], npt.NDArray[np.bool_]],
+    forbidden: npt.NDArray[np.integer],
+) -> tuple[Ids, Floats]:
+    """The k nearest rows that each query may retrieve.
 
-    Twice k are fetched and filtered; queries that keep too few are searched again with four times as many,
-    up to the point where the excluded range cannot be what is in the way.
+    `allowed(lines, found)` tells which of the rows found for some queries they may have; `forbidden` bounds how many
+    each may not. Twice k are fetched and filtered; queries that keep too few are searched again with four times as
+    many, up to the point where forbidden rows cannot be what is in the way.
     """
     ids = np.full((len(states), k), -1, dtype=np.int64)
     similarity = np.full((len(states), k), -np.inf, dtype=np.float32)
-    enough = np.minimum(k + high - low + 1, len(index))
+    enough = np.minimum(k + forbidden, len(index))
     lines, fetch = np.arange(len(states)), 2 * k
     while len(lines):
-        found, scores = index.search(states[lines], fetch)
-        allowed = (found >= 0) & ((found < low[lines, None]) | (found > high[lines, None]))
-        ids[lines], similarity[lines] = compact(found, scores, allowed, k)
+        for part in np.array_split(lines, -(-len(lines) * fetch // FETCH_AT_ONCE)):
+            found, scores = index.search(states[part], fetch)
+            ids[part], similarity[part] = compact(found, scores, (found >= 0) & allowed(part, found), k)
         lines = lines[(ids[lines, -1] < 0) & (fetch < enough[lines])]
         fetch *= 4
     return ids, similarity
+
+
+def search_outside(index: Index, states: npt.NDArray[Any], low: Ids, high: Ids, k: int) -> tuple[Ids, Floats]:
+    """The k nearest rows outside each query's range low..high."""
+
+    def outside(lines: Ids, found: Ids) -> npt.NDArray[np.bool_]:
+        answer: npt.NDArray[np.bool_] = (found < low[lines, None]) | (found > high[lines, None])
+        return answer
+
+    return search_allowed(index, states, k, outside, high - low + 1)
 
 
 def compact(ids: Ids, similarity: Floats, keep: npt.NDArray[np.bool_], k: int) -> tuple[Ids, Floats]:
@@ -83,7 +103,7 @@ def search_split(
 ) -> None:
     """Fill one split's table, going on from the last whole shard."""
     split = stream.split
-    ids = draft.writer(f"{split}.ids.npy", (len(stream), k), np.int32 if len(index) < 2**31 - 1 else np.int64)
+    ids = draft.writer(f"{split}.ids.npy", (len(stream), k), np.int32 if index.positions[-1] < 2**31 else np.int64)
     similarity = draft.writer(f"{split}.similarity.npy", (len(stream), k), np.float32)
     seconds = draft.notes.get(f"{split}.seconds", 0.0)
     short = draft.notes.get(f"{split}.short", 0)
@@ -96,8 +116,8 @@ def search_split(
                 found, scores = compact(found, scores, found >= 0, k)
             else:
                 number = stream.document_of(positions)
-                low, high = rule.excluded(positions, stream.starts[number], stream.starts[number + 1] - 1)
-                found, scores = search_allowed(index, queries, low, high, k)
+                bounds = rule.excluded(positions, stream.starts[number], stream.starts[number + 1] - 1)
+                found, scores = search_outside(index, queries, *bounds, k)
             ids.append(found)
             similarity.append(scores)
             short += int((found[:, -1] < 0).sum())
@@ -111,7 +131,8 @@ def build_neighbours(
 ) -> Artifact:
     """Tables of graph_k for train and of k for valid and test, both capped by the store."""
     ks = {split: min(config.graph_k if split == "train" else config.k, len(index)) for split in streams}
-    require_space(draft.folder, sum(8 * len(s) * ks[split] for split, s in streams.items()), "the neighbour tables")
+    needed = sum(8 * len(stream) * ks[split] for split, stream in streams.items())
+    require_space(draft.folder, needed - draft.bytes_there, "the neighbour tables")
     for split, stream in streams.items():
         states = store.array(f"{split}.states.npy")
         search_split(draft, stream, states, index, ks[split], rule if split == "train" else None, config.shard_queries)

@@ -21,9 +21,9 @@ class BlockOrder:
     def steps_per_epoch(self) -> int:
         return max(1, (self.positions - 1) // self.block // self.batch)
 
-    def __call__(self, step: int, rank: int = 0, world: int = 1) -> Tensor:
-        """Positions [batch, block] of a step (from 0), for one of `world` processes."""
-        epoch, index = divmod(step * world + rank, self.steps_per_epoch)
+    def __call__(self, step: int) -> Tensor:
+        """Positions [batch, block] of a step (from 0)."""
+        epoch, index = divmod(step, self.steps_per_epoch)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         block = min(self.block, self.positions)
         blocks = max(1, (self.positions - 1) // block)

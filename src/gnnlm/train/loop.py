@@ -19,12 +19,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gnnlm.artifact import Artifact, Draft
+from gnnlm.artifact import Artifact, Draft, writing
 from gnnlm.config import TrainConfig
 from gnnlm.errors import TrainingError
 from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.assemble import Assembler
 from gnnlm.lm.head import SoftmaxHead
+from gnnlm.predict.predictor import perplexity
 from gnnlm.progress import Track, say
 from gnnlm.train.data import BlockOrder
 
@@ -82,7 +83,6 @@ class Trainer:
     draft: Draft
     model: GnnModel
     optimizer: torch.optim.Optimizer
-    config: TrainConfig
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -93,11 +93,12 @@ class Trainer:
         folder = self.draft.folder / f"checkpoint-{step}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        self.model.save(folder / "model.safetensors")
-        save_file(self._optimizer_tensors(), folder / "optimizer.safetensors")
+        with writing(folder):
+            self.model.save(folder / "model.safetensors")
+            save_file(self._optimizer_tensors(), folder / "optimizer.safetensors")
+            if self.notes["best"]["step"] == step:
+                self.model.save(self.draft.folder / f"best-{step}.safetensors")
         self.notes["checkpoint"] = step
-        if self.notes["best"]["step"] == step:
-            self.model.save(self.draft.folder / f"best-{step}.safetensors")
         self.draft.commit()
         for old in self.draft.folder.glob("checkpoint-*"):
             if old != folder:
@@ -146,24 +147,37 @@ def train_gnn(
 
     accelerator = Accelerator(cpu=config.device == "cpu")
     device = accelerator.device
-    head = head.to(device)
-    trainer = Trainer(draft, model, make_optimizer(model, config), config)
+    if accelerator.num_processes > 1:
+        raise TrainingError(
+            f"training runs in one process (got {accelerator.num_processes}); start it without a launcher"
+        )
+    head = head.on(device)
+    trainer = Trainer(draft, model, make_optimizer(model, config))
     trained, optimizer = accelerator.prepare(model, trainer.optimizer)
     phases = [phase.k for phase in config.curriculum for _ in range(phase.steps)]
-    total, world = len(phases), accelerator.num_processes
+    total = len(phases)
     order = BlockOrder(len(train.queries), config.block, config.batch_blocks, seed)
-    tokens = config.block * config.batch_blocks * world
+    tokens = config.block * config.batch_blocks
+
+    def diverged(what: str, step: int) -> TrainingError:
+        k, kept = phases[max(0, step - 1)], trainer.notes.get("checkpoint", 0)
+        return TrainingError(
+            f"{what} at step {step} (k = {k}, lr = {config.lr:g}); lower train.lr or train.clip and train again with "
+            f"--rebuild (the last good checkpoint is step {kept})"
+        )
 
     def validate(step: int) -> None:
         base, gnn = validation_loss(model, head, valid, phases[-1], config.valid_tokens, device)
         notes = trainer.notes
+        if not math.isfinite(gnn):
+            raise diverged(f"the validation loss is {gnn}", step)
         notes["history"].append({"step": step, "valid_base": base, "valid_gnn": gnn, "loss": notes["loss"]})
         better = gnn < notes["best"]["loss"]
         notes["best"] = {"step": step, "loss": gnn} if better else notes["best"]
         notes["worse"] = 0 if better else notes["worse"] + 1
         notes["seconds"] = seconds + track.seconds
-        log("valid/perplexity", math.exp(gnn), step)
-        say(f"train: step {step}/{total}, valid perplexity {math.exp(gnn):.3f} (base {math.exp(base):.3f})"
+        log("valid/perplexity", perplexity(gnn), step)
+        say(f"train: step {step}/{total}, valid perplexity {perplexity(gnn):.3f} (base {perplexity(base):.3f})"
             + ("" if better else f", best was step {notes['best']['step']}"))  # fmt: skip
         trainer.save(step)
 
@@ -181,8 +195,8 @@ def train_gnn(
             if trainer.notes["worse"] >= config.patience:
                 say(f"train: stopped early, no better validation in {config.patience}")
                 break
-            torch.manual_seed(seed * 1_000_003 + step * world + accelerator.process_index)
-            positions_BT = order(step, accelerator.process_index, world)
+            torch.manual_seed(seed * 1_000_003 + step)
+            positions_BT = order(step)
             graph = train(positions_BT, phases[step]).to(device)
             targets = train.queries.tokens_P[positions_BT].to(device)
             trained.train()
@@ -192,11 +206,7 @@ def train_gnn(
             loss = -head.target_log_probs(states_BTD[real].float(), targets[real]).mean()
             value = loss.item()
             if not math.isfinite(value):
-                raise TrainingError(
-                    f"the loss is {value} at step {step + 1} (k = {phases[step]}, lr = {config.lr:g}); lower train.lr "
-                    f"or train.clip and train again with --rebuild (the last good checkpoint is step "
-                    f"{trainer.notes['checkpoint']})"
-                )
+                raise diverged(f"the loss is {value}", step + 1)
             accelerator.backward(loss)
             norm = accelerator.clip_grad_norm_(model.parameters(), config.clip)
             for group in optimizer.param_groups:
