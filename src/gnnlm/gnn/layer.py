@@ -7,7 +7,7 @@ The equations, for an edge of type e from a node s to a node n, per head:
     h_n     = h_n + W_o sum_over_types(sum_over_edges(softmax * message))
 
 What is done, without approximation:
-- W_ATT, mu and the scale are moved to the query, W_FEA behind the sum: both are linear.
+- W_ATT, mu and the scale are folded into W_q, W_FEA into W_v: products of weights, made once per pass.
 - On inter edges, of which there are far more than nodes, the query is carried on into the space of the
   sources (q' = W_k^T q), raw sources are scored and averaged, and the average is projected once.
 - A key bias adds the same to all scores of a softmax and cancels; a value bias is added once.
@@ -97,10 +97,8 @@ class GnnLayer(nn.Module):
         """
         options = self.options
         x_BTD = self._pre_norm(context_BTD)
-        query_BTHd = self._split(self._project(x_BTD, "query", CONTEXT))
         sources_BSD = torch.cat([self._pre_norm(past_BMD), x_BTD], dim=1)
-        sum_BTD = self._intra_context(query_BTHd, sources_BSD, band_BTS)
-        sum_BTD = sum_BTD + self._inter(query_BTHd, sources_UWC, graph)
+        sum_BTD = self._intra_context(x_BTD, sources_BSD, band_BTS) + self._inter(x_BTD, sources_UWC, graph)
         if options.combine == "mean":
             sum_BTD = sum_BTD / 2
         updated_BTD = self._add(context_BTD, sum_BTD, CONTEXT)
@@ -114,53 +112,54 @@ class GnnLayer(nn.Module):
         x_UWD = self._pre_norm(window_UWD)
         return x_UWD if window_tokens_UWE is None else torch.cat([x_UWD, window_tokens_UWE], dim=-1)
 
-    def _intra_context(self, query_BTHd: Tensor, sources_BSD: Tensor, band_BTS: Tensor) -> Tensor:
-        query_BHTd = self._edge_query(query_BTHd, CONTEXT, INTRA, CONTEXT).transpose(1, 2)
-        key_BHSd = self._split(self._project(sources_BSD, "key", CONTEXT)).transpose(1, 2)
-        value_BHSd = self._split(self._project(sources_BSD, "value", CONTEXT)).transpose(1, 2)
+    def _intra_context(self, x_BTD: Tensor, sources_BSD: Tensor, band_BTS: Tensor) -> Tensor:
+        query_BHTd = self._query(x_BTD, CONTEXT, INTRA, CONTEXT).transpose(1, 2)
+        key_BHSd = self._key(sources_BSD, CONTEXT).transpose(1, 2)
+        value_BHSd = self._value(sources_BSD, CONTEXT, INTRA).transpose(1, 2)
         mean_BHTd = F.scaled_dot_product_attention(
             query_BHTd, key_BHSd, value_BHSd, attn_mask=band_BTS[:, None], scale=1.0
         )
-        return (mean_BHTd.transpose(1, 2)[..., None, :] @ self.feature_EHdd[INTRA]).flatten(-3)
+        return mean_BHTd.transpose(1, 2).flatten(-2)
 
-    def _inter(self, query_BTHd: Tensor, sources_UWC: Tensor, graph: Graph) -> Tensor:
+    def _inter(self, x_BTD: Tensor, sources_UWC: Tensor, graph: Graph) -> Tensor:
         options, slots = self.options, self.options.inter_slots
         batch, tokens, _ = graph.rows_BTK.shape
         slot_numbers_W = torch.arange(options.window, device=sources_UWC.device)[slots]
         index_BTKW = graph.rows_BTK[..., None] * options.window + slot_numbers_W
         mask_BTKW = graph.edge_BTK[..., None] & graph.windows.slot_UW[graph.rows_BTK][..., slots]
-        key_HdC = self._split_rows(self.key[NEIGHBOUR])
-        value_HdC = self._split_rows(self.value[NEIGHBOUR])
+        key_HdC, value_HdC = self._split_rows(self.key[NEIGHBOUR]), self._split_rows(self.value[NEIGHBOUR])
         if options.token_features:
             key_HdC = torch.cat([key_HdC, self._split_rows(self.token_key_DE)], dim=-1)
             value_HdC = torch.cat([value_HdC, self._split_rows(self.token_value_DE)], dim=-1)
-        query_NHd = self._edge_query(query_BTHd, NEIGHBOUR, INTER, CONTEXT).flatten(0, 1)
-        query_NHC = torch.einsum("nhd,hdc->nhc", query_NHd, key_HdC)
+        query_NHd = self._query(x_BTD, NEIGHBOUR, INTER, CONTEXT).flatten(0, 1)
         mean_NHC = attend(
-            query_NHC,
+            torch.einsum("nhd,hdc->nhc", query_NHd, key_HdC),
             self._edge_bias(graph)[..., slots].reshape(batch * tokens, options.heads, -1),
             sources_UWC.flatten(0, 1),
             index_BTKW.reshape(batch * tokens, -1),
             mask_BTKW.reshape(batch * tokens, -1),
         )
-        mean_NHd = torch.einsum("nhc,hdc->nhd", mean_NHC, value_HdC)
+        feature_Hdd = self.feature_EHdd[INTER]
+        sum_NHd = torch.einsum("nhc,hdc->nhd", mean_NHC, feature_Hdd.mT @ value_HdC)
         if options.bias:
             has_edge_N = mask_BTKW.flatten(2).any(-1).flatten()
-            mean_NHd = mean_NHd + has_edge_N[:, None, None] * self.value_bias[NEIGHBOUR].view(options.heads, -1)
-        return torch.einsum("nhd,hde->nhe", mean_NHd, self.feature_EHdd[INTER]).reshape(batch, tokens, -1)
+            bias_Hd = (self._split(self.value_bias[NEIGHBOUR])[:, None] @ feature_Hdd)[:, 0]
+            sum_NHd = sum_NHd + has_edge_N[:, None, None] * bias_Hd
+        return sum_NHd.reshape(batch, tokens, -1)
 
     def _intra_window(self, x_UWD: Tensor, slot_UW: Tensor) -> Tensor:
-        """Adjacent slots of a window, both ways, with itself where there are self-loops."""
-        place_W = torch.arange(self.options.window, device=x_UWD.device)
-        apart_WW = (place_W[:, None] - place_W).abs()
-        edge_WW = (apart_WW == 1) | ((apart_WW == 0) & self.options.self_loops)
-        query_UWHd = self._split(self._project(x_UWD, "query", NEIGHBOUR))
-        query_UHWd = self._edge_query(query_UWHd, NEIGHBOUR, INTRA, NEIGHBOUR).transpose(1, 2)
-        key_UHWd = self._split(self._project(x_UWD, "key", NEIGHBOUR)).transpose(1, 2)
-        value_UHWd = self._split(self._project(x_UWD, "value", NEIGHBOUR)).transpose(1, 2)
-        weights_UHWW = masked_softmax(query_UHWd @ key_UHWd.mT, (edge_WW & slot_UW[:, None, :])[:, None])
-        mean_UWHd = (weights_UHWW @ value_UHWd).transpose(1, 2)
-        return (mean_UWHd[..., None, :] @ self.feature_EHdd[INTRA]).flatten(-3)
+        """Adjacent slots of a window, both ways, with itself where there are self-loops.
+
+        At most three edges lead to a slot, so each is a product of shifted tensors, not a matrix product.
+        """
+        offsets = (-1, 0, 1) if self.options.self_loops else (-1, 1)
+        query_UWHd = self._query(x_UWD, NEIGHBOUR, INTRA, NEIGHBOUR)
+        key_UWHd, value_UWHd = self._key(x_UWD, NEIGHBOUR), self._value(x_UWD, NEIGHBOUR, INTRA)
+        scores_UWHO = torch.stack([(query_UWHd * _shifted(key_UWHd, o)).sum(-1) for o in offsets], dim=-1)
+        edge_UWO = torch.stack([_shifted(slot_UW, o) for o in offsets], dim=-1)
+        weights_UWHO = masked_softmax(scores_UWHO, edge_UWO[:, :, None])
+        sums = [weights_UWHO[..., n, None] * _shifted(value_UWHd, o) for n, o in enumerate(offsets)]
+        return torch.stack(sums).sum(0).flatten(-2)
 
     def _edge_bias(self, graph: Graph) -> Tensor:
         """What the default adds to inter scores, [B, T, H, K, W]: a bias per slot and a weight on similarity."""
@@ -171,13 +170,27 @@ class GnnLayer(nn.Module):
         similarity_BTHK = graph.similarity_BTK[:, :, None] / self.options.similarity_unit * self.similarity_H[:, None]
         return similarity_BTHK[..., None] + self.slot_bias_HW[:, None]
 
-    def _edge_query(self, query_BTHd: Tensor, source: int, edge: int, target: int) -> Tensor:
-        """The query with W_ATT, mu and the scale folded in: score = key . edge_query."""
+    def _query(self, x: Tensor, source: int, edge: int, target: int) -> Tensor:
+        """Queries with W_ATT, mu and the scale folded in, [..., H, d]: score = key . query."""
         options = self.options
         scale = math.sqrt(options.width if options.scale == "width" else options.head_width)
         mu = self.mu[source, edge, target] if options.mu == "type" else self.mu[edge][:, None, None]
-        fold_Hdd = self.attention_EHdd[edge] * (mu / scale)
-        return torch.einsum("bthj,hij->bthi", query_BTHd, fold_Hdd)
+        return self._folded(x, "query", target, self.attention_EHdd[edge] * (mu / scale))
+
+    def _key(self, x: Tensor, kind: int) -> Tensor:
+        return self._split(self._project(x, "key", kind))
+
+    def _value(self, x: Tensor, kind: int, edge: int) -> Tensor:
+        """Values with W_FEA folded in, [..., H, d]."""
+        return self._folded(x, "value", kind, self.feature_EHdd[edge].mT)
+
+    def _folded(self, x: Tensor, name: str, kind: int, relation_Hdd: Tensor) -> Tensor:
+        """relation (W x + bias) per head, with one matrix product over x."""
+        matrix_HdD = relation_Hdd @ self._split_rows(getattr(self, name)[kind])
+        bias_D = None
+        if self.options.bias:
+            bias_D = (relation_Hdd @ self._split(getattr(self, f"{name}_bias")[kind])[..., None]).flatten()
+        return self._split(F.linear(x, matrix_HdD.flatten(0, 1), bias_D))
 
     def _add(self, states: Tensor, sums: Tensor, kind: int) -> Tensor:
         """Output projection, residual and, after it, the norm where there is one."""
@@ -202,3 +215,19 @@ class GnnLayer(nn.Module):
 def _per_type(*shape: int) -> nn.ParameterList:
     """One zero parameter for each node type."""
     return nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in (CONTEXT, NEIGHBOUR))
+
+
+def _shifted(values_UW: Tensor, offset: int) -> Tensor:
+    """What stands `offset` slots further right in the window; zero, or False, past its ends.
+
+    >>> _shifted(torch.tensor([[1, 2, 3]]), 1), _shifted(torch.tensor([[1, 2, 3]]), -1)
+    (tensor([[2, 3, 0]]), tensor([[0, 1, 2]]))
+    """
+    if offset == 0:
+        return values_UW
+    out = torch.zeros_like(values_UW)
+    if offset > 0:
+        out[:, :-offset] = values_UW[:, offset:]
+    else:
+        out[:, -offset:] = values_UW[:, :offset]
+    return out
