@@ -15,7 +15,8 @@ import pytest
 from gnnlm import artifact
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError
-from gnnlm.pipeline import STAGES, Run
+from gnnlm.pipeline import Run
+from gnnlm.stages import STAGES
 from tests.cli import COMMAND, error_line, gnnlm, gnnlm_killed
 from tests.conftest import WriteConfig, save_tiny_lm, write_texts
 

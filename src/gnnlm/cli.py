@@ -17,8 +17,9 @@ from rich.table import Table
 from gnnlm.artifact import draft_path, human_bytes, is_disk_full
 from gnnlm.config import load_config
 from gnnlm.errors import GnnlmError
-from gnnlm.pipeline import STAGES, Run
+from gnnlm.pipeline import Run
 from gnnlm.progress import say
+from gnnlm.stages import STAGES
 
 app = typer.Typer(
     name="gnnlm",

@@ -26,7 +26,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "bias": False,
         "scale": "width",
         "mu": "type",
-        "zero_start": False,
+        "zero_start": True,
         "edge_bias": False,
         "token_features": False,
     },
