@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False)
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file, or a run directory.")]
 Overrides = Annotated[

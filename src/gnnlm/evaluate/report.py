@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
 from rich.table import Table
 
 from gnnlm.predict.predictor import LABELS, PREDICTORS, perplexity
@@ -89,7 +88,7 @@ def cells(report: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def rich_table(report: dict[str, Any]) -> Table:
-    table = Table(title=headline(report), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(title=headline(report), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
     for line in cells(report):
