@@ -56,14 +56,19 @@ def find_examples(
 
 
 def render_example(example: Example) -> Text:
-    """The input with its gold token in bold, then what was retrieved with its next token underlined."""
+    """The input with its gold token in **bold**, then what was retrieved with its next token _underlined_.
+
+    The marks stay in the text, for where there are no styles.
+    """
     text = Text()
-    lines = [("Input", example.query, "bold")]
-    lines += [(f"Extracted {i}", found, "underline") for i, found in enumerate(example.neighbours, start=1)]
-    for label, (passage, remark), style in lines:
+    lines = [("Input", example.query, "bold", "**")]
+    lines += [(f"Extracted {i}", found, "underline", "_") for i, found in enumerate(example.neighbours, start=1)]
+    for label, (passage, remark), style, mark in lines:
+        token = _flat(passage.token)
+        space = token[: len(token) - len(token.lstrip())]
         text.append(f"\n{label}: ", style="italic")
-        text.append(_flat(passage.before))
-        text.append(_flat(passage.token), style=style)
+        text.append(_flat(passage.before) + space)
+        text.append(f"{mark}{token.strip()}{mark}", style=style)
         text.append(_flat(passage.after))
         text.append(f"   [{passage.document}, {remark}]", style="dim")
     return text
