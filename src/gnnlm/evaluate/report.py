@@ -74,10 +74,10 @@ def cells(report: dict[str, Any]) -> list[tuple[str, ...]]:
         lines.append(
             (
                 LABELS[name],
-                f"{r['ppl']:.2f}",
-                f"{low:.2f}-{high:.2f}",
+                short(r["ppl"]),
+                f"{short(low)}-{short(high)}",
                 "" if first else f"{100 * r['change']:+.1f}%",
-                f"{r['ppl_word']:.1f}",
+                short(r["ppl_word"]),
                 f"{r['bits_per_byte']:.3f}",
                 "" if first else f"{100 * r['helped']:.0f}%",
                 "" if first else f"{100 * r['hurt']:.0f}%",
@@ -85,6 +85,14 @@ def cells(report: dict[str, Any]) -> list[tuple[str, ...]]:
             )
         )
     return lines
+
+
+def short(value: float) -> str:
+    """
+    >>> short(8.174), short(102.34), short(1149776.2)
+    ('8.17', '102.3', '1.15e+06')
+    """
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1e4 else f"{value:.3g}"
 
 
 def rich_table(report: dict[str, Any]) -> Table:
