@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import gnnlm as gnnlm_module
 from gnnlm import artifact
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError
@@ -135,6 +136,7 @@ def test_edited_text_makes_the_corpus_stale(write_config: WriteConfig, tmp_path:
     gnnlm("corpus", config)
     (texts / "doc00.txt").write_text("other words")
     assert "text was" in error_line("corpus", config)
+    assert "stale" in gnnlm("status", config).stdout
 
 
 def test_damaged_artifacts(tiny_run: Run, tmp_path: Path) -> None:
@@ -220,3 +222,6 @@ def test_a_run_that_was_moved_and_whose_text_is_gone_still_opens(write_config: W
     shutil.rmtree(texts)
     shutil.move(tmp_path / "run", tmp_path / "moved")
     assert gnnlm("run", tmp_path / "moved").stderr.count("done already") == 7
+    write_texts(tmp_path / "texts", seed=9)
+    gnnlm_module.open(tmp_path / "moved")  # other text stands there now: what was made still reads
+    assert "text was" in error_line("run", tmp_path / "moved")

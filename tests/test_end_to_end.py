@@ -124,8 +124,13 @@ def test_neighbors(tiny_run: Run, book: Book) -> None:
     assert first.after == train["text"][31:39]
     without = book.neighbors(text, k=2, exclude=[train["name"]])
     assert all(n.document != train["name"] for line in without for n in line)
+    assert book.neighbors(text, k=2, exclude=train["name"]) == without
     with pytest.raises(CorpusError, match="no document named 'nope'"):
         book.neighbors(text, exclude=["nope"])
+    with pytest.raises(GnnlmError, match="k must be at least 1"):
+        book.neighbors(text, k=0)
+    with pytest.raises(CorpusError, match="expected a string to look up, got list"):
+        book.score([text])  # type: ignore[arg-type]
     with pytest.raises(CorpusError, match="nothing to score"):
         book.score("")
     with pytest.raises(GnnlmError):

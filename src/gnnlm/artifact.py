@@ -128,12 +128,16 @@ def draft_path(path: Path) -> Path:
 
 
 def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
-    """Whether the artifact at `path` is there, whole and made from `inputs` (files are not hashed)."""
+    """Whether the artifact at `path` is there, whole and made from `inputs` (files are measured, not hashed)."""
     if (path / MANIFEST).is_file():
         try:
-            return "done" if read_manifest(path)["inputs"] == dict(inputs) else "stale"
-        except ArtifactError:
+            manifest = read_manifest(path)
+            sizes = {name: (path / name).stat().st_size for name in manifest["files"]}
+        except (ArtifactError, FileNotFoundError):
             return "damaged"
+        if any(size != manifest["files"][name]["bytes"] for name, size in sizes.items()):
+            return "damaged"
+        return "done" if manifest["inputs"] == dict(inputs) else "stale"
     return "half-done" if draft_path(path).is_dir() else "missing"
 
 
@@ -350,7 +354,7 @@ def require_space(folder: Path, needed: int, what: str) -> None:
 
 
 def is_disk_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def human_bytes(count: float) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from gnnlm.config import load_config
 from gnnlm.corpus.stream import END
-from gnnlm.errors import CorpusError
+from gnnlm.errors import ConfigError, CorpusError
 from gnnlm.graph.assemble import Assembler
 from gnnlm.pipeline import Run
 from gnnlm.predict.predictor import PREDICTORS
@@ -71,6 +71,8 @@ class Book:
         self, text: str, k: int = 3, exclude: Iterable[str] = (), left: int = 8, right: int = 8
     ) -> list[list[Neighbor]]:
         """For every token of the text, the k places in the store looked up to predict it, nearest first."""
+        if k < 1:
+            raise ConfigError(f"neighbors: k must be at least 1 (got {k})")
         _, source = self._look_up(text, exclude, k)
         store = self.run.streams["train"]
         found = []
@@ -98,6 +100,8 @@ class Book:
         from gnnlm.retrieval.search import search_allowed
 
         run, config = self.run, self.run.config
+        if not isinstance(text, str):
+            raise CorpusError(f"expected a string to look up, got {type(text).__name__}")
         tokens, offsets = run.lm.tokenize(text)
         if not tokens:
             raise CorpusError("there is nothing to score: the text has no token")
@@ -118,7 +122,7 @@ class Book:
 
     def _documents(self, names: Iterable[str]) -> Ids:
         """The numbers of the store's documents with these names."""
-        wanted = set(names)
+        wanted = {names} if isinstance(names, str) else set(names)
         documents = self.run.streams["train"].documents if wanted else []
         numbers = [number for number, document in enumerate(documents) if document["name"] in wanted]
         unknown = wanted - {documents[number]["name"] for number in numbers}
@@ -129,4 +133,4 @@ class Book:
 
 def open_book(path: str | Path) -> Book:
     """Open a finished run directory."""
-    return Book(Run(load_config(Path(path))))
+    return Book(Run(load_config(Path(path)), reading=True))

@@ -99,15 +99,17 @@ def eval_(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, 
 def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
     """Show what is done, stale or half-done, and how large it is."""
     made = _run(config, set_)
-    rows = [(name, made.state(stage), _size(made.path(name))) for name, stage in STAGES.items()]
-    table = Table(title=str(made.root), title_justify="left")
-    for column in ("stage", "state", "size", "folder"):
+    table = Table(title=str(made.root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("stage", "state", "size", "folder", "why"):
         table.add_column(column, justify="right" if column == "size" else "left")
-    for name, state, size in rows:
-        table.add_row(name, state, human_bytes(size) if size else "", STAGES[name].folder)
+    rows = {}
+    for name, stage in STAGES.items():
+        state, size, why = made.state(stage), _size(made.path(name)), made.why_stale(stage)
+        rows[name] = {"state": state, "bytes": size, "why": why}
+        table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
     out.print(table)
     if as_json:
-        print(json.dumps({name: {"state": state, "bytes": size} for name, state, size in rows}))
+        print(json.dumps(rows))
 
 
 @app.command()

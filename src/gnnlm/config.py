@@ -236,6 +236,8 @@ class Config(Section):
                 f"train.curriculum asks for k = {largest}, search.graph_k gives only {self.search.graph_k} neighbours; "
                 "raise search.graph_k or lower the curriculum's k"
             )
+        if (self.eval.graph_k or 0) > self.search.k:
+            raise ValueError(f"eval.graph_k must be at most search.k (got {self.eval.graph_k} and {self.search.k})")
         return self
 
 
@@ -255,7 +257,7 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
         values["run"] = str(path)  # a run that was moved is still itself
     for override in overrides:
         _override(values, override)
-    return parse_config(values, str(file))
+    return parse_config(values, f"{file} with --set" if overrides else str(file))
 
 
 def parse_config(values: dict[str, Any], origin: str = "config") -> Config:
@@ -269,7 +271,11 @@ def parse_config(values: dict[str, Any], origin: str = "config") -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{origin}: {'; '.join(_complaint(e) for e in error.errors())}") from error
+        found = error.errors()
+        # a list whose items are wrong is also reported as too short: only the items matter
+        nested = {e["loc"][: len(e["loc"]) - 2] for e in found if len(e["loc"]) > 2}
+        found = [e for e in found if not (e["type"] == "too_short" and e["loc"] in nested)]
+        raise ConfigError(f"{origin}: {'; '.join(_complaint(e) for e in found)}") from error
 
 
 def dump_config(config: Config) -> str:
@@ -299,6 +305,8 @@ def _complaint(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, field_names(), n=1, cutoff=0.5)
         return f"unknown key {name}" + (f"; did you mean {near[0]}?" if near else "")
+    if error["type"] in ("model_type", "model_attributes_type"):
+        return f"{name}: expected a mapping of fields (got {error['input']!r})"
     message = error["msg"].removeprefix("Value error, ")
     got = "" if error["type"] in ("missing", "value_error") else f" (got {error['input']!r})"
     return f"{name}: {message}{got}" if name else message + got

@@ -36,8 +36,10 @@ class Run:
     config: Config
     root: Path
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, reading: bool = False) -> None:
+        """`reading`: the run is only used, so its source text may have changed or gone since."""
         self.config = config
+        self.reading = reading
         self.root = Path(config.run)
         self._open: dict[str, Artifact] = {}
         self._own_inputs: dict[str, dict[str, Any]] = {}
@@ -82,12 +84,21 @@ class Run:
             self._open[name] = artifact
         return self._open[name]
 
+    def why_stale(self, stage: Stage) -> str:
+        """What a stale stage's inputs were and are; empty for any other."""
+        if self.state(stage) != "stale":
+            return ""
+        inputs = self.inputs(stage)
+        if inputs is None:
+            return "what it hangs on is not there"
+        found = differences(read_manifest(self.path(stage.name))["inputs"], inputs)
+        return found or "hangs on what is stale"
+
     def _mismatch(self, stage: Stage) -> str:
-        found = differences(read_manifest(self.path(stage.name))["inputs"], self.inputs(stage) or {})
+        found = self.why_stale(stage)
         return (
-            f"{self.path(stage.name)} was made from other inputs: {found}; replace it "
-            f"with gnnlm {stage.name} and --rebuild, with the same config, or choose another run directory "
-            "(run: in the config)"
+            f"{self.path(stage.name)} was made from other inputs: {found}; gnnlm run with the same config and "
+            "--rebuild replaces all that is stale, another run directory (run: in the config) keeps both"
         )
 
     # -- building ------------------------------------------------------------------------------------------

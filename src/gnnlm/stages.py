@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnlm.artifact import Artifact, Draft, read_manifest
 from gnnlm.corpus.stream import SPLITS
-from gnnlm.errors import CorpusError
+from gnnlm.errors import CorpusError, ModelError
 from gnnlm.progress import warn
 
 if TYPE_CHECKING:
@@ -41,18 +41,28 @@ def _corpus_inputs(run: Run) -> dict[str, Any]:
 
     corpus = run.config.corpus
     sources = [corpus.source] if corpus.train is None else [corpus.train, corpus.valid, corpus.test]
+    made = (run.path("corpus") / "manifest.json").is_file()
+    was = read_manifest(run.path("corpus"))["inputs"] if made else {}
     try:
         text = [source_fingerprint(source, leave_out=run.root) for source in sources if source]
     except CorpusError:
-        if not (run.path("corpus") / "manifest.json").is_file():
+        if not made:
             raise
-        text = read_manifest(run.path("corpus"))["inputs"]["text"]  # the files are gone, what was made of them stands
+        text = was["text"]  # the files are gone, what was made of them stands
+    if made and run.reading:
+        text = was["text"]
+    try:
+        model = model_fingerprint(run.config.lm.model)
+    except ModelError:
+        if not made:
+            raise
+        model = was["model files"]  # it is missed when it is needed
     return {
         **_section(corpus, "corpus"),
         "seed": run.config.seed,
         "text": text,
         "lm.model": run.config.lm.model,
-        "model files": model_fingerprint(run.config.lm.model),
+        "model files": model,
     }
 
 
@@ -93,7 +103,11 @@ def _build_corpus(run: Run, draft: Draft) -> Artifact:
 
 def _build_store(run: Run, draft: Draft) -> Artifact:
     from gnnlm.datastore.encode import build_store
+    from gnnlm.gnn.options import resolve_options
+    from gnnlm.retrieval.index import empty_index
 
+    resolve_options(run.config.gnn, run.lm.width)  # what cannot work later is told before the long work
+    empty_index(run.config.index, run.lm.width, run.streams["train"].token_count)
     return build_store(draft, run.streams, run.lm, run.config.lm, run.config.store)
 
 

@@ -84,6 +84,17 @@ def test_test_text_that_stands_in_train_is_dropped(tmp_path: Path) -> None:
     assert len(stream) == stream.token_count + 1
 
 
+def test_short_lines_that_stand_in_train_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    poem = "\n\n".join(f"roses are red number {i}" for i in range(20))
+    (tmp_path / "a.txt").write_text(poem)
+    (tmp_path / "b.txt").write_text("one two three")
+    paths = {"train": str(tmp_path / "a.txt"), "valid": str(tmp_path / "b.txt"), "test": str(tmp_path / "a.txt")}
+    made = build(tmp_path, source=None, **paths)
+    assert made.facts["test"]["overlap"]["remaining_short_overlap"] == 1
+    assert made.facts["valid"]["overlap"]["remaining_short_overlap"] == 0
+    assert "100% of the test split still stands in earlier text" in capsys.readouterr().err
+
+
 def test_a_test_split_that_is_all_train_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog again")
     path = str(tmp_path / "a.txt")

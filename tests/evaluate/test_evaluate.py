@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnlm.evaluate.report import bootstrap_interval, make_report, markdown
+from gnnlm.evaluate.report import bootstrap_interval, cells, make_report, markdown
 from gnnlm.evaluate.tune import tune_mixes
 from gnnlm.pipeline import Run
 from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs
@@ -57,6 +57,18 @@ def test_report_figures() -> None:
     low, high = base["ppl_95"]
     assert low == pytest.approx(2**1.5)
     assert high == pytest.approx(2**2)
+
+
+def test_an_impossible_token_gives_null_not_nan() -> None:
+    import json
+
+    scores = {name: np.log(np.array([0.5, 0.5, 0.5])) for name in PREDICTORS}
+    scores["knn"] = np.array([-0.5, -math.inf, -0.5])
+    counts, speeds = {"words": 2, "bytes": 8}, dict.fromkeys(PREDICTORS, 10.0)
+    report = make_report(scores, np.array([0, 1, 1]), counts, speeds, 50, 0, store_tokens=9)
+    assert report["rows"]["knn"]["ppl"] is None
+    json.dumps(report, allow_nan=False)
+    assert cells(report)[1][1] == "inf"
 
 
 def test_interval_narrows_with_documents() -> None:

@@ -13,7 +13,9 @@ from gnnlm.corpus.overlap import Overlap, Seen
 from gnnlm.corpus.sources import Document, read_documents
 from gnnlm.corpus.stream import SPLITS, Tokenize, TokenizedDocument, save_split
 from gnnlm.errors import CorpusError
-from gnnlm.progress import Track
+from gnnlm.progress import Track, warn
+
+MUCH = 0.1  # share of a split that may stand in earlier text before a warning
 
 
 def split_documents(documents: list[Document], config: CorpusConfig, seed: int) -> dict[str, list[Document]]:
@@ -66,6 +68,8 @@ def build_corpus(draft: Draft, config: CorpusConfig, seed: int, tokenize: Tokeni
                 "stand in an earlier split were dropped; give it other text, or raise corpus.overlap_limit"
             )
         save_split(draft, split, made.documents, vocab_size)
+        if split != "train":
+            _warn_of_overlap(split, made.overlap.facts())
         facts[split] = {
             "documents": len(made.documents),
             "tokens": sum(len(d.tokens) for d in made.documents),
@@ -74,6 +78,15 @@ def build_corpus(draft: Draft, config: CorpusConfig, seed: int, tokenize: Tokeni
             "overlap": {**made.overlap.facts(), "repeats_were": "dropped" if drop else "kept"},
         }
     return draft.finish(facts)
+
+
+def _warn_of_overlap(split: str, overlap: dict[str, float | int]) -> None:
+    left = max(overlap["remaining_ngram_overlap"], overlap["remaining_short_overlap"])
+    gone = overlap["repeated_words"] / max(1, overlap["words"])
+    if left > MUCH:
+        warn(f"{100 * left:.0f}% of the {split} split still stands in earlier text: its figures will flatter retrieval")
+    if gone > 0.5:
+        warn(f"{100 * gone:.0f}% of the {split} split stood in earlier text and was dropped: check the splits")
 
 
 def _place(
@@ -105,9 +118,7 @@ def _place(
                 continue
             made.documents.append(tokenized)
             total += len(tokenized.tokens)
-            shared, ngrams = seen.shared(tokenized.text)
-            made.overlap.shared_ngrams += shared
-            made.overlap.ngrams += ngrams
+            seen.count(tokenized.text, made.overlap)
             if split == "train":  # a train document is compared with the train documents before it
                 seen.add(tokenized.text)
             else:

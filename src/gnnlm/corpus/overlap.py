@@ -60,6 +60,8 @@ class Overlap:
     ngrams: int = 0
     shared_ngrams: int = 0
     documents_emptied: int = 0
+    kept_words: int = 0
+    short_repeats: int = 0  # words of kept paragraphs that are too short for an n-gram and stand in earlier text
 
     def facts(self) -> dict[str, float | int]:
         return {
@@ -69,6 +71,7 @@ class Overlap:
             "repeated_words": self.repeated_words,
             "documents_emptied": self.documents_emptied,
             "remaining_ngram_overlap": self.shared_ngrams / self.ngrams if self.ngrams else 0.0,
+            "remaining_short_overlap": self.short_repeats / self.kept_words if self.kept_words else 0.0,
         }
 
 
@@ -78,12 +81,27 @@ class Seen:
 
     n: int
     hashes: set[int] = field(default_factory=set)
+    short: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.hasher = NgramHasher(self.n)
 
     def add(self, text: str) -> None:
         self.hashes.update(self.hasher(text).tolist())
+        self.short.update(words for _, words in self._short_paragraphs(text))
+
+    def count(self, text: str, overlap: Overlap) -> None:
+        """Add to the overlap what of a kept text is in earlier text all the same."""
+        shared, total = self.shared(text)
+        overlap.shared_ngrams += shared
+        overlap.ngrams += total
+        overlap.kept_words += len(WORD.findall(text))
+        overlap.short_repeats += sum(count for count, words in self._short_paragraphs(text) if words in self.short)
+
+    def _short_paragraphs(self, text: str) -> list[tuple[int, str]]:
+        """Word count and words of the paragraphs that have no n-gram."""
+        found = [WORD.findall(paragraph.lower()) for paragraph in paragraphs(text)]
+        return [(len(words), " ".join(words)) for words in found if 0 < len(words) < self.n]
 
     def shared(self, text: str) -> tuple[int, int]:
         """How many n-grams of the text have been seen, and how many there are."""

@@ -61,7 +61,9 @@ def read_documents(
         documents.extend(_json_lines(name, text) if ".jsonl" in file.suffixes else [Document(name, text)])
     documents = [document for document in documents if document.text.strip()]
     if not documents:
-        raise CorpusError(f"{source} holds no text: {len(files)} files, all empty; point corpus.source at other files")
+        raise CorpusError(
+            f"{source} holds no text: {len(files)} files, all empty or left out; point corpus.source at other files"
+        )
     return documents
 
 

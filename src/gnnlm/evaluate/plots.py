@@ -15,13 +15,16 @@ def plot_rows(report: dict[str, Any], path: Path) -> None:
     figure, axes = _axes()
     for place, name in enumerate(PREDICTORS):
         row = report["rows"][name]
+        if row["ppl"] is None or None in row["ppl_95"]:
+            axes.text(place, 0, "infinite", ha="center", va="bottom")
+            continue
         low, high = row["ppl_95"]
         axes.bar(place, row["ppl"], color=COLOURS[name], width=0.65)
         axes.errorbar(place, row["ppl"], yerr=[[row["ppl"] - low], [high - row["ppl"]]], color="#333", capsize=4, lw=1)
         change = "" if name == "base" else f"\n{100 * row['change']:+.1f}%"
         axes.text(place, high * 1.01, f"{row['ppl']:.2f}{change}", ha="center", va="bottom")
     axes.set_xticks(range(len(PREDICTORS)), [LABELS[name] for name in PREDICTORS])
-    axes.set_ylim(0, 1.18 * max(report["rows"][name]["ppl_95"][1] for name in PREDICTORS))
+    axes.set_ylim(0, 1.18 * max(report["rows"][name]["ppl_95"][1] or 0 for name in PREDICTORS))
     axes.set_ylabel("test perplexity")
     axes.set_title(f"{report['test_tokens']:,} test tokens, {report['store_tokens']:,} in the store", fontsize=10)
     _save(figure, path)

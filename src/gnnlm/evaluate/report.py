@@ -31,6 +31,13 @@ def row(
     }
 
 
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: such a figure is null."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value if math.isfinite(value) else None
+
+
 def bootstrap_interval(scores: Floats, document: npt.NDArray[np.int64], samples: int, seed: int) -> tuple[float, float]:
     """95% interval of perplexity when whole documents are drawn anew."""
     count = int(document.max()) + 1
@@ -38,7 +45,8 @@ def bootstrap_interval(scores: Floats, document: npt.NDArray[np.int64], samples:
     sizes = np.bincount(document, minlength=count)
     drawn = np.random.default_rng(seed).integers(count, size=(samples, count))
     drawn_sizes = np.maximum(sizes[drawn].sum(1), 1)
-    low, high = np.percentile(sums[drawn].sum(1) / drawn_sizes, [2.5, 97.5])
+    means = np.sort(sums[drawn].sum(1) / drawn_sizes)  # sorted, not interpolated: a mean may be infinite
+    low, high = means[int(0.025 * (samples - 1))], means[round(0.975 * (samples - 1))]
     return perplexity(low), perplexity(high)
 
 
@@ -58,6 +66,7 @@ def make_report(
         rows[name] = row(scores[name], base, document, counts, samples, seed)
         rows[name]["tokens_per_second"] = speeds[name]
         rows[name]["change"] = rows[name]["ppl"] / rows["base"]["ppl"] - 1
+        rows[name] = {key: _plain(value) for key, value in rows[name].items()}
     return {"rows": rows, "test_tokens": len(base), "test_documents": int(document.max()) + 1, **facts}
 
 
@@ -76,9 +85,9 @@ def cells(report: dict[str, Any]) -> list[tuple[str, ...]]:
                 LABELS[name],
                 short(r["ppl"]),
                 f"{short(low)}-{short(high)}",
-                "" if first else f"{100 * r['change']:+.1f}%",
+                "" if first else "inf" if r["change"] is None else f"{100 * r['change']:+.1f}%",
                 short(r["ppl_word"]),
-                f"{r['bits_per_byte']:.3f}",
+                "inf" if r["bits_per_byte"] is None else f"{r['bits_per_byte']:.3f}",
                 "" if first else f"{100 * r['helped']:.0f}%",
                 "" if first else f"{100 * r['hurt']:.0f}%",
                 f"{r['tokens_per_second']:,.0f}",
@@ -87,11 +96,13 @@ def cells(report: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
-def short(value: float) -> str:
+def short(value: float | None) -> str:
     """
     >>> short(8.174), short(102.34), short(1149776.2)
     ('8.17', '102.3', '1.15e+06')
     """
+    if value is None:
+        return "inf"
     return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1e4 else f"{value:.3g}"
 
 
@@ -128,7 +139,9 @@ def notes(report: dict[str, Any]) -> list[str]:
         f"k = {gnn['k']}, T = {gnn['temperature']:g}, lambda = {gnn['weight']:g} for GNN; chosen on valid.",
         f"Overlap: of the documents read, {overlap['repeated_paragraphs']} of {overlap['paragraphs']} test paragraphs "
         f"({overlap['repeated_words']} of {overlap['words']} words) stand in train or valid and were dropped; "
-        f"{100 * overlap['remaining_ngram_overlap']:.1f}% of the {n}-grams left still occur there.",
+        f"{100 * overlap['remaining_ngram_overlap']:.1f}% of the {n}-grams left still occur there, and "
+        f"{100 * overlap.get('remaining_short_overlap', 0):.1f}% of the words left are headings and lines of fewer "
+        f"than {n} words that do.",
         f"Inside train {train['repeated_paragraphs']} of {train['paragraphs']} paragraphs repeat another document and "
         f"were {train['repeats_were']}.",
         f"GNN: step {report['training']['best_step']} of {report['training']['steps_done']}, "

@@ -48,7 +48,10 @@ def resolve_model(name: str) -> Path:
             raise ModelError(f"lm.model {name}: expected config.json or a .gguf file in that directory, found neither")
         return path if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))[0]
     if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"lm.model {name}: expected a model directory, a .gguf file, a hub id or smollm2; got no such")
+        raise ModelError(
+            f"lm.model {name}: expected a model directory, a .gguf file, a hub id or smollm2; there is no such path "
+            f"from {Path.cwd()}"
+        )
     return _from_hub(name)
 
 
@@ -195,6 +198,10 @@ def load_lm(config: LMConfig) -> HFModel:
     """Load the model a config names."""
     path = resolve_model(config.model)
     device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"lm.device {config.device} cannot be used here: {str(error).splitlines()[0]}") from error
     with _quiet_transformers() as transformers:
         folder, extra = (path.parent, {"gguf_file": path.name}) if path.is_file() else (path, {})
         try:

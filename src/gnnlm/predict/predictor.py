@@ -23,8 +23,8 @@ LABELS = {"base": "base", "knn": "+kNN", "gnn": "+GNN", "gnn_knn": "+GNN+kNN"}
 
 
 def perplexity(loss: float) -> float:
-    """exp of a mean negative log-probability; finite for any finite loss."""
-    return math.exp(min(loss, 700.0))
+    """exp of a mean negative log-probability; infinite where that is too large for a number."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 @dataclass(frozen=True)

@@ -62,28 +62,41 @@ class Index:
         return ids, np.where(missing, -np.inf, scores).astype(np.float32)
 
 
-def train_index(keys: Floats, config: IndexConfig, rows: int, seed: int) -> Any:
-    """An empty index of the configured kind, trained on sample keys."""
-    width = keys.shape[1]
+def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
+    """An untrained index of the configured kind, for about so many rows."""
     if config.kind == "exact":
         return faiss.IndexFlatIP(width) if config.metric == "cosine" else faiss.IndexFlatL2(width)
-    clusters = min(config.clusters or int(4 * math.sqrt(rows)), len(keys))
+    clusters = min(config.clusters or int(4 * math.sqrt(rows)), rows)
     factory = f"IVF{clusters},Flat" if config.kind == "ivf" else config.kind
     try:
         # L2 between unit vectors ranks as cosine does, and stays right when a transform centres the keys.
-        index = faiss.index_factory(width, factory, faiss.METRIC_L2)
-        ivf = faiss.try_extract_index_ivf(index)
-        if ivf is not None:
-            ivf.cp.seed = seed + 1
-            ivf.cp.min_points_per_centroid = 1
+        return faiss.index_factory(width, factory, faiss.METRIC_L2)
+    except RuntimeError as error:
+        raise _unusable(config, width, error) from error
+
+
+def train_index(keys: Floats, config: IndexConfig, rows: int, seed: int) -> Any:
+    """An empty index, trained on sample keys."""
+    index = empty_index(config, keys.shape[1], rows)
+    if config.kind == "exact":
+        return index
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        ivf.cp.seed = seed + 1
+        ivf.cp.min_points_per_centroid = 1
+    try:
         index.train(keys)
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0].split("Error: ")[-1]
-        raise ConfigError(
-            f"index.kind {config.kind!r} cannot be built over {rows:,} rows of width {width}: {reason}; use exact, "
-            "ivf, or another FAISS factory string"
-        ) from error
+        raise _unusable(config, keys.shape[1], error) from error
     return index
+
+
+def _unusable(config: IndexConfig, width: int, error: Exception) -> ConfigError:
+    reason = str(error).strip().splitlines()[0].rsplit(": ", 1)[-1]
+    return ConfigError(
+        f"index.kind {config.kind!r} cannot be built over keys of width {width}: {reason}; use exact, ivf, or another "
+        "FAISS factory string"
+    )
 
 
 def build_index(draft: Draft, store: Artifact, stream: Stream, config: IndexConfig, seed: int) -> Artifact:
