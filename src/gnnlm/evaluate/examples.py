@@ -30,17 +30,18 @@ def find_examples(
     similarity: npt.NDArray[np.float32],
     count: int,
 ) -> list[Example]:
-    """The test words that gained most from being looked up, one per document, with their nearest rows.
+    """The test words whose probability gained most from being looked up, one per document, with their nearest rows.
 
     `base` and `best` are the log-probabilities of each test token; `ids` and `similarity` its neighbour table.
     """
     positions = np.flatnonzero(np.asarray(test.tokens) >= 0)
     examples: list[Example] = []
     used: set[int] = set()
-    for place in np.argsort(base - best):
+    for place in np.argsort(np.exp(base) - np.exp(best)):
         position = int(positions[place])
         number = int(test.document_of(position))
-        if number in used or not test.text_between(position, position + 1).strip().isalpha():
+        early = position - int(test.starts[number]) < LEFT  # too little context to see why
+        if early or number in used or not test.text_between(position, position + 1).strip().isalpha():
             continue
         used.add(number)
         gain = f"p {np.exp(base[place]):.3f} -> {np.exp(best[place]):.3f}"
