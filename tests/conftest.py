@@ -83,6 +83,7 @@ TINY: dict[str, Any] = {
         "lr": 1e-3,
         "device": "cpu",
     },
+    "cache": {"form": "projected"},  # what auto takes depends on the machine's mood
     "tune": {"ks": [1, 4, 16], "lambdas": [0.0, 0.1, 0.3, 1.0]},
     "eval": {"bootstrap": 50, "block": 40},
 }

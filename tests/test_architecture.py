@@ -10,7 +10,7 @@ from pathlib import Path
 SRC = Path(__file__).parent.parent / "src" / "gnnlm"
 FLOW = ["corpus", "lm", "datastore", "retrieval", "graph", "gnn", "predict", "train", "evaluate"]
 ONLY_IN = {
-    "faiss": ["retrieval"],
+    "faiss": ["retrieval", "datastore"],  # search, and learning the codec
     "transformers": ["lm"],
     "accelerate": ["train"],
     "matplotlib": ["evaluate"],

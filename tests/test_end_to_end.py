@@ -179,3 +179,66 @@ def test_other_indexes(tiny_run: Run, tmp_path: Path, kind: dict[str, str]) -> N
     report = json.loads((run.artifact("eval").path / "report.json").read_text())
     assert report["rows"]["knn"]["ppl"] <= report["rows"]["base"]["ppl"] * 1.05
     assert report["rows"]["gnn"]["ppl"] < report["rows"]["base"]["ppl"]
+
+
+@pytest.fixture(scope="module")
+def coded_run(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny run again, with neighbour states of eight bytes and a cache of codes."""
+    path = tmp_path_factory.mktemp("runs") / "pq"
+    changes = ("codec.kind=pq", "codec.bytes=8", "codec.train_rows=2000", "cache.form=states", "cache.dtype=pq")
+    flags = [part for change in (*changes, "cache.bytes=8") for part in ("--set", change)]
+    assert "kept corpus, encode, index, search" in command("fork", tiny_run.root, path, *flags).stderr
+    command("run", path)
+    return path
+
+
+def test_a_quantized_run(tiny_run: Run, coded_run: Path) -> None:
+    """Coding costs something, and looking up still helps."""
+    exact, coded = (json.loads((root / "report" / "report.json").read_text()) for root in (tiny_run.root, coded_run))
+    assert coded["codec"]["kind"] == "pq"
+    assert coded["codec"]["compression"] == 16
+    assert 0 < coded["codec"]["error"] < 0.5
+    assert coded["rows"]["base"]["ppl"] == exact["rows"]["base"]["ppl"]  # context nodes are exact
+    assert coded["rows"]["knn"]["ppl"] == exact["rows"]["knn"]["ppl"]
+    assert coded["rows"]["gnn"]["ppl"] != exact["rows"]["gnn"]["ppl"]
+    assert coded["rows"]["gnn"]["ppl"] < exact["rows"]["base"]["ppl"]
+
+
+def test_compare(tiny_run: Run, coded_run: Path) -> None:
+    done = command("compare", tiny_run.root, coded_run)
+    assert "pq, 8 bytes" in done.stdout
+    assert "16x" in done.stdout
+    assert "not tested on the same text" not in done.stderr
+
+
+def test_fork_refuses_a_directory_in_use(tiny_run: Run, coded_run: Path) -> None:
+    assert "is there already" in command("fork", tiny_run.root, coded_run, code=1).stderr
+
+
+def test_a_stale_cache_is_refused(tiny_run: Run, tmp_path: Path) -> None:
+    """Other weights, then another store: what was kept of the old ones is not read."""
+    forked = Run(tiny_run.config.model_copy(update={"run": str(tmp_path / "fork")}))
+    assert tiny_run.fork(forked.config) == list(STAGES)
+    assert forked.predictor.cache is not None
+    train = forked.config.train.model_copy(update={"lr": 2e-3})
+    other = Run(forked.config.model_copy(update={"train": train}))
+    other.build("train", rebuild=True)
+    with pytest.raises(GnnlmError, match="cache was made from other inputs: artifact train"):
+        other.artifact("cache")
+    with pytest.raises(GnnlmError, match="cache was made from other inputs"):
+        other.build("tune")
+    quantized = forked.config.codec.model_copy(update={"kind": "pq", "bytes": 8, "train_rows": 2000})
+    other = Run(forked.config.model_copy(update={"codec": quantized}))
+    other.build("codec", rebuild=True)
+    other.build("train", rebuild=True)
+    with pytest.raises(GnnlmError, match="cache was made from other inputs"):
+        other.build("cache")
+
+
+def test_the_cache_changes_nothing(tiny_run: Run) -> None:
+    """With and without: half precision is all that differs."""
+    source, cached = tiny_run.assembler("test"), tiny_run.predictor
+    assert cached.cache is not None
+    live = Predictor(cached.head, cached.model, cached.graph_k, cached.base_mix, cached.gnn_mix)
+    for a, b in zip(cached.blocks(source, 64), live.blocks(source, 64), strict=True):
+        torch.testing.assert_close(a.gnn_ND, b.gnn_ND, rtol=5e-3, atol=5e-3)

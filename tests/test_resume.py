@@ -30,8 +30,8 @@ def test_killed_and_resumed_equals_uninterrupted(write_config: WriteConfig, tmp_
     run = tmp_path / "killed"
     gnnlm("corpus", config)
     for stage, folder, progress in (("encode", "store", 5), ("search", "neighbours", 20), ("train", "gnn", 3)):
-        if stage == "search":
-            gnnlm("index", config)
+        for before in {"search": ("index",), "train": ("codec",)}.get(stage, ()):
+            gnnlm(before, config)
         journal = run / f".{folder}.partial" / "journal.json"
         gnnlm_killed(stage, config, when=journal, contains=f'"step": {progress},')
         assert not (run / folder).exists()

@@ -325,6 +325,17 @@ def replace_directory(new: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def link_directory(source: Path, place: Path) -> None:
+    """The same files in another place: links where the file system can, else copies."""
+    place.mkdir(parents=True)
+    for file in source.iterdir():
+        try:
+            os.link(file, place / file.name)
+        except OSError:
+            with writing(place / file.name):
+                shutil.copy2(file, place / file.name)
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Around libraries that write files: whatever they raise when the disk is full becomes one error of ours.

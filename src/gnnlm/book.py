@@ -118,7 +118,7 @@ class Book:
         queries = States.make(
             torch.from_numpy(states), torch.tensor([*tokens, END]), torch.tensor([0, len(tokens) + 1])
         )
-        return offsets, Assembler(queries, run.states["train"], ids, similarity, config.gnn.left, config.gnn.right)
+        return offsets, Assembler(queries, run.store, ids, similarity, config.gnn.left, config.gnn.right)
 
     def _documents(self, names: Iterable[str]) -> Ids:
         """The numbers of the store's documents with these names."""

@@ -18,7 +18,7 @@ from gnnlm.artifact import draft_path, human_bytes, is_disk_full
 from gnnlm.config import load_config
 from gnnlm.errors import GnnlmError
 from gnnlm.pipeline import Run
-from gnnlm.progress import say
+from gnnlm.progress import say, warn
 from gnnlm.stages import STAGES
 
 app = typer.Typer(
@@ -64,6 +64,12 @@ def encode(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False)
 
 
 @app.command()
+def codec(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
+    """Code the states that neighbour nodes have."""
+    _one_stage("codec", config, set_, rebuild)
+
+
+@app.command()
 def index(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
     """Index the train states for search."""
     _one_stage("index", config, set_, rebuild)
@@ -79,6 +85,12 @@ def search(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False)
 def train(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
     """Train the graph network."""
     _one_stage("train", config, set_, rebuild)
+
+
+@app.command()
+def cache(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
+    """Keep what the trained network reads of every row, so that scoring need not compute it."""
+    _one_stage("cache", config, set_, rebuild)
 
 
 @app.command()
@@ -110,6 +122,28 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
     out.print(table)
     if as_json:
         print(json.dumps(rows))
+
+
+@app.command()
+def compare(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run directories.")]) -> None:
+    """Show the four rows of several runs beside each other."""
+    from gnnlm.evaluate.report import comparison
+
+    reports = {str(path): _report(Run(load_config(path), reading=True)) for path in runs}
+    Console(highlight=False, width=max(out.width, 180)).print(comparison(reports))
+    if len({(report["test_tokens"], report["rows"]["base"]["ppl"]) for report in reports.values()}) > 1:
+        warn("these runs were not tested on the same text under the same base model")
+
+
+@app.command()
+def fork(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run to start from.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The new run directory.")],
+    set_: Overrides = None,
+) -> None:
+    """Start another run from one that is there: what its changed config leaves valid is linked, not made again."""
+    kept = Run(load_config(run)).fork(load_config(run, (f"run={json.dumps(str(new))}", *(set_ or ()))))
+    say(f"{new}: kept {', '.join(kept) or 'nothing'}; the rest: gnnlm run {new}")
 
 
 @app.command()

@@ -98,6 +98,16 @@ class StoreConfig(Section):
     shard_tokens: int = Field(8192, gt=0, description="Positions encoded between two points of resumption.")
 
 
+class CodecConfig(Section):
+    kind: Literal["fp16", "pq"] = Field(
+        "fp16",
+        description="How neighbour nodes keep their states: the store as it is, or product-quantized (OPQ + PQ). "
+        "Context nodes and the index are always exact.",
+    )
+    bytes: int = Field(64, gt=0, description="Bytes of a state under `pq`; must divide the model's width.")
+    train_rows: int = Field(32_768, ge=256, description="States that `pq` is learned from, drawn from the whole store.")
+
+
 class IndexConfig(Section):
     metric: Literal["cosine", "l2"] = Field("cosine", description="Similarity: cosine, or minus the squared L2.")
     kind: str = Field("exact", description="`exact`, `ivf`, or any FAISS factory string.")
@@ -134,7 +144,7 @@ class GnnConfig(Section):
     left: int = Field(1, ge=0, description="Window nodes left of a row.")
     right: int = Field(1, ge=0, description="Window nodes right of a row; the first one has read the row's token.")
     context: int = Field(128, gt=0, description="Tokens of its document that a token attends to, itself included.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on what a layer adds.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on what a layer adds to context states.")
     inter: Literal["window", "centre"] | None = Field(None, description="Which window nodes lead to the context token.")
     neighbour_updates: bool | None = Field(None, description="Neighbour nodes are updated along their intra edges.")
     self_loops: bool | None = Field(None, description="Neighbour nodes attend to themselves as well.")
@@ -174,12 +184,33 @@ class TrainConfig(Section):
     valid_tokens: int = Field(8192, gt=0, description="Valid positions looked at while training.")
     patience: int = Field(4, gt=0, description="Stop after this many validations without a better one.")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of training.")
+    checkpoint: bool = Field(
+        False, description="Compute window states anew in the backward pass: slower, and far less memory at large k."
+    )
     device: Literal["auto", "cpu"] = Field("auto", description="`auto` lets accelerate choose.")
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> TrainConfig:
         if any(not 0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in 0..1, 1 excluded (got {self.betas})")
+        return self
+
+
+class CacheConfig(Section):
+    form: Literal["auto", "none", "states", "projected"] = Field(
+        "auto",
+        description="What a trained GNN reads of its neighbours: `states` or `projected` keys and values of every row, "
+        "computed once; `none`: computed anew for each batch. `auto` tries all on a few tokens and takes the fastest "
+        "that stays within the limit.",
+    )
+    dtype: Literal["fp32", "fp16", "pq"] = Field("fp16", description="How it is kept; `pq` is for states only.")
+    bytes: int = Field(64, gt=0, description="Bytes of a state under `pq`; must divide the GNN's width.")
+    limit_gb: float = Field(4.0, ge=0, description="`auto` chooses nothing larger than this many GB.")
+
+    @model_validator(mode="after")
+    def _states_only(self) -> CacheConfig:
+        if self.dtype == "pq" and self.form == "projected":
+            raise ValueError("dtype pq is for form states; keep projected keys and values as fp16 or fp32")
         return self
 
 
@@ -221,10 +252,12 @@ class Config(Section):
     corpus: CorpusConfig = Field(CorpusConfig(), description="Where the text comes from.")
     lm: LMConfig = Field(LMConfig(), description="The frozen base model.")
     store: StoreConfig = Field(StoreConfig(), description="The states on disk.")
+    codec: CodecConfig = Field(CodecConfig(), description="The states that neighbour nodes have.")
     index: IndexConfig = Field(IndexConfig(), description="The FAISS index over the store.")
     search: SearchConfig = Field(SearchConfig(), description="The neighbour tables.")
     gnn: GnnConfig = Field(GnnConfig(), description="The graph network.")
     train: TrainConfig = Field(TrainConfig(), description="Training the graph network.")
+    cache: CacheConfig = Field(CacheConfig(), description="Neighbour states of the trained network, kept.")
     tune: TuneConfig = Field(TuneConfig(), description="k, T and lambda, chosen on valid.")
     eval: EvalConfig = Field(EvalConfig(), description="The report on test.")
 

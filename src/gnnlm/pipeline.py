@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnlm.artifact import Artifact, Draft, State, differences, read_manifest, state_of
+from gnnlm.artifact import Artifact, Draft, State, differences, link_directory, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
 from gnnlm.config import Config, dump_config
 from gnnlm.corpus.stream import SPLITS
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gnnlm.graph.assemble import Assembler
     from gnnlm.lm.head import SoftmaxHead
     from gnnlm.lm.hf import HFModel
+    from gnnlm.predict.cache import WindowCache
     from gnnlm.predict.predictor import Predictor
 
 
@@ -131,6 +132,25 @@ class Run:
             artifact = self.build(name, rebuild=rebuild and not self._is_whole(name))
         return artifact
 
+    def fork(self, config: Config) -> list[str]:
+        """Begin the run of another config with the stages of this one that it leaves valid; their names.
+
+        Files are linked where the file system can, else copied. Artifacts are replaced, never written to, so runs
+        that share files do not disturb each other.
+        """
+        new, kept = Run(config), []
+        if new.root.exists() and any(new.root.iterdir()):
+            raise ArtifactError(f"{new.root} is there already; name a directory that is not")
+        for name, stage in STAGES.items():
+            if self.state(stage) != "done" or not all(parent in kept for parent in stage.parents):
+                continue
+            if new.inputs(stage) == read_manifest(self.path(name))["inputs"]:
+                link_directory(self.path(name), new.path(name))
+                kept.append(name)
+        new.root.mkdir(parents=True, exist_ok=True)
+        new._write_config()
+        return kept
+
     def _is_whole(self, name: str) -> bool:
         try:
             self.artifact(name)
@@ -181,6 +201,14 @@ class Run:
         return {split: States.open(store, stream) for split, stream in self.streams.items()}
 
     @cached_property
+    def store(self) -> States:
+        """The train split as neighbour nodes have it: coded, where there is a codec."""
+        from gnnlm.datastore.codec import open_codec
+
+        coded = open_codec(self.artifact("codec"), self.device)
+        return self.states["train"] if coded is None else self.states["train"].coded(coded)
+
+    @cached_property
     def device(self) -> str:
         """Where the softmax and the GNN predict."""
         import torch
@@ -206,7 +234,14 @@ class Run:
         table = self.artifact("search")
         gnn = self.config.gnn
         ids, similarity = table.array(f"{split}.ids.npy"), table.array(f"{split}.similarity.npy")
-        return Assembler(self.states[split], self.states["train"], ids, similarity, gnn.left, gnn.right)
+        return Assembler(self.states[split], self.store, ids, similarity, gnn.left, gnn.right)
+
+    @cached_property
+    def cache(self) -> WindowCache | None:
+        """Neighbour states of the trained GNN, where they are kept."""
+        from gnnlm.predict.cache import open_cache
+
+        return open_cache(self.artifact("cache"), self.model, self.device)
 
     @property
     def predictor(self) -> Predictor:
@@ -215,7 +250,7 @@ class Run:
 
         chosen = self.artifact("tune").facts["mix"]
         mixes = (Mix(**chosen["base"]), Mix(**chosen["gnn"]))
-        return Predictor(self.head, self.model, self.graph_k, *mixes)
+        return Predictor(self.head, self.model, self.graph_k, *mixes, self.cache)
 
     @property
     def graph_k(self) -> int:

@@ -71,9 +71,15 @@ def _encode_inputs(run: Run) -> dict[str, Any]:
     return {**lm, **_section(run.config.store, "store")}
 
 
+def _codec_idle(run: Run) -> tuple[str, ...]:
+    """Fields that `fp16` does not look at."""
+    return () if run.config.codec.kind == "pq" else ("bytes", "train_rows")
+
+
 OWN_INPUTS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "corpus": _corpus_inputs,
     "encode": _encode_inputs,
+    "codec": lambda run: {**_section(run.config.codec, "codec", skip=_codec_idle(run)), "seed": run.config.seed},
     "index": lambda run: {**_section(run.config.index, "index", skip=("probes",)), "seed": run.config.seed},
     "search": lambda run: {
         **_section(run.config.search, "search"),
@@ -87,6 +93,7 @@ OWN_INPUTS: dict[str, Callable[[Run], dict[str, Any]]] = {
         **_section(run.config.train, "train", skip=("device",)),
         "seed": run.config.seed,
     },
+    "cache": lambda run: {**_section(run.config.cache, "cache"), "graph k": run.graph_k, "seed": run.config.seed},
     "tune": lambda run: {**_section(run.config.tune, "tune"), "graph k": run.graph_k},
     "eval": lambda run: {"eval.bootstrap": run.config.eval.bootstrap, "seed": run.config.seed},
 }
@@ -103,12 +110,23 @@ def _build_corpus(run: Run, draft: Draft) -> Artifact:
 
 def _build_store(run: Run, draft: Draft) -> Artifact:
     from gnnlm.datastore.encode import build_store
+    from gnnlm.datastore.quantize import check_bytes
     from gnnlm.gnn.options import resolve_options
     from gnnlm.retrieval.index import empty_index
 
-    resolve_options(run.config.gnn, run.lm.width)  # what cannot work later is told before the long work
+    options = resolve_options(run.config.gnn, run.lm.width)  # what cannot work later is told before the long work
+    if run.config.codec.kind == "pq":
+        check_bytes(run.lm.width, run.config.codec.bytes, "codec.bytes")
+    if run.config.cache.dtype == "pq":
+        check_bytes(options.width, run.config.cache.bytes, "cache.bytes")
     empty_index(run.config.index, run.lm.width, run.streams["train"].token_count)
     return build_store(draft, run.streams, run.lm, run.config.lm, run.config.store)
+
+
+def _build_codec(run: Run, draft: Draft) -> Artifact:
+    from gnnlm.datastore.codec import build_codec
+
+    return build_codec(draft, run.artifact("encode"), run.config.codec, run.config.seed)
 
 
 def _build_index(run: Run, draft: Draft) -> Artifact:
@@ -146,8 +164,16 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     train = run.assembler("train")
     unit = similarity_unit(run.config.index.metric, train.similarity)
     model = GnnModel(resolve_options(run.config.gnn, run.head.width, unit), run.head.weight_VD.cpu())
+    model.checkpoint = run.config.train.checkpoint
     with tensorboard(run.root / "tensorboard") as log:
         return train_gnn(draft, model, run.head, train, run.assembler("valid"), run.config.train, run.config.seed, log)
+
+
+def _build_cache(run: Run, draft: Draft) -> Artifact:
+    from gnnlm.predict.cache import build_cache
+
+    config = run.config
+    return build_cache(draft, run.model, run.assembler("valid"), run.graph_k, config.cache, config.seed, run.device)
 
 
 def _build_tuning(run: Run, draft: Draft) -> Artifact:
@@ -157,7 +183,7 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
     from gnnlm.predict.predictor import Predictor
 
     config, source = run.config, run.assembler("valid")
-    predictor = Predictor(run.head, run.model, run.graph_k, UNTUNED, UNTUNED)
+    predictor = Predictor(run.head, run.model, run.graph_k, UNTUNED, UNTUNED, run.cache)
     scores, _ = score_rows(predictor, source, config.eval.block, "score valid")
     scores = {name: scores[name] for name in ("base", "gnn")}
     temperatures = config.tune.temperatures or default_temperatures(config.index.metric, source.similarity)
@@ -204,6 +230,8 @@ def _build_report(run: Run, draft: Draft) -> Artifact:
         overlap={split: corpus[split]["overlap"] for split in SPLITS},
         overlap_ngram=config.corpus.overlap_ngram,
         training=training.facts,
+        codec=run.artifact("codec").facts,
+        cache=run.artifact("cache").facts,
         seconds=seconds,
     )
     for name, values in scores.items():
@@ -221,10 +249,12 @@ STAGES: dict[str, Stage] = {
     for stage in (
         Stage("corpus", "corpus", (), _build_corpus),
         Stage("encode", "store", ("corpus",), _build_store),
+        Stage("codec", "codec", ("encode",), _build_codec),
         Stage("index", "index", ("corpus", "encode"), _build_index),
         Stage("search", "neighbours", ("corpus", "encode", "index"), _build_neighbours),
-        Stage("train", "gnn", ("encode", "search"), _build_gnn),
-        Stage("tune", "tuning", ("encode", "search", "train"), _build_tuning),
-        Stage("eval", "report", ("encode", "search", "train", "tune"), _build_report),
+        Stage("train", "gnn", ("encode", "codec", "search"), _build_gnn),
+        Stage("cache", "cache", ("encode", "codec", "search", "train"), _build_cache),
+        Stage("tune", "tuning", ("encode", "search", "train", "cache"), _build_tuning),
+        Stage("eval", "report", ("encode", "search", "train", "cache", "tune"), _build_report),
     )
 }

@@ -24,10 +24,13 @@ def random_graph(
     def windows_of(rows: torch.Tensor) -> Windows:
         slots = torch.rand(len(rows), window, generator=g) > 0.25
         slots[:, window // 2] = True
+        positions = 2 * len(rows)  # fewer than slots: some are shared
         return Windows(
-            torch.randn(len(rows), window, width, **double),
-            torch.randint(-1, vocab, (len(rows), window), generator=g),
+            rows,
+            torch.randint(0, positions, (len(rows), window), generator=g),
             slots,
+            torch.randn(positions, width, **double),
+            torch.randint(-1, vocab, (positions,), generator=g),
         )
 
     return build_graph(

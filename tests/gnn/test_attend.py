@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import gnnlm.gnn.attend as module
-from gnnlm.gnn.attend import attend
+from gnnlm.gnn.attend import attend, attend_projected
 
 
 def plain(query: Tensor, bias: Tensor, table: Tensor, index: Tensor, mask: Tensor) -> Tensor:
@@ -26,31 +26,70 @@ def plain(query: Tensor, bias: Tensor, table: Tensor, index: Tensor, mask: Tenso
 
 
 def inputs(seed: int = 0) -> tuple[Tensor, ...]:
+    """Queries, bias, two tables side by side (3 + 2 wide), lines in each, mask; token 3 has no source."""
     g = torch.Generator().manual_seed(seed)
-    query, bias, table = (
+    query, bias, left, right = (
         torch.randn(*shape, generator=g, dtype=torch.float64, requires_grad=True)
-        for shape in ((5, 2, 4), (5, 2, 6), (7, 4))
+        for shape in ((5, 2, 5), (5, 2, 6), (7, 3), (4, 2))
     )
-    index = torch.randint(0, 7, (5, 6), generator=g)
+    lines = torch.randint(0, 7, (5, 6), generator=g)
+    other = torch.randint(0, 4, (5, 6), generator=g)
     mask = torch.rand(5, 6, generator=g) > 0.4
     mask[3] = False
-    return query, bias, table, index, mask
+    return query, bias, left, right, lines, other, mask
+
+
+def joined(left: Tensor, right: Tensor, lines: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """One table with a line for every source."""
+    table = torch.cat([left[lines], right[other]], dim=-1).flatten(0, 1)
+    return table, torch.arange(lines.numel()).view_as(lines)
 
 
 @pytest.mark.parametrize("chunk", [1, 50, 10**6])
 def test_forward_and_backward(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_VALUES", chunk)
-    query, bias, table, index, mask = inputs()
-    got, want = attend(query, bias, table, index, mask), plain(query, bias, table, index, mask)
+    monkeypatch.setitem(module.CHUNK_VALUES, "cpu", chunk)
+    query, bias, left, right, lines, other, mask = inputs()
+    got = attend(query, bias, mask, (left, right), (lines, other))
+    table, index = joined(left, right, lines, other)
+    want = plain(query, bias, table, index, mask)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     assert (got[3] == 0).all()
     weight = torch.randn_like(want)
-    ours = torch.autograd.grad((got * weight).sum(), (query, bias, table))
-    theirs = torch.autograd.grad((want * weight).sum(), (query, bias, table))
+    ours = torch.autograd.grad((got * weight).sum(), (query, bias, left, right))
+    theirs = torch.autograd.grad((want * weight).sum(), (query, bias, left, right))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 def test_gradcheck() -> None:
-    query, bias, table, index, mask = inputs(1)
-    assert torch.autograd.gradcheck(lambda q, b, t: attend(q, b, t, index, mask), (query, bias, table))
+    query, bias, left, right, lines, other, mask = inputs(1)
+    assert torch.autograd.gradcheck(
+        lambda q, b, x, y: attend(q, b, mask, (x, y), (lines, other)), (query, bias, left, right)
+    )
+
+
+def test_half_precision_tables_are_read_exactly() -> None:
+    query, bias, left, right, lines, other, mask = (t.detach() for t in inputs(2))
+    tables = (left.half(), right.half())
+    got = attend(query, bias, mask, tables, (lines, other))
+    want = attend(query, bias, mask, [t.double() for t in tables], (lines, other))
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 50, 10**6])
+def test_projected(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads side by side in each line: every head is an attention of its own."""
+    monkeypatch.setitem(module.CHUNK_VALUES, "cpu", chunk)
+    g = torch.Generator().manual_seed(3)
+    _, bias, _, _, lines, _, mask = (t.detach() for t in inputs(3))
+    query = torch.randn(5, 2, 4, generator=g, dtype=torch.float64)
+    table = torch.randn(7, 16, generator=g, dtype=torch.float64)
+    got = attend_projected(query, bias, mask, table, lines)
+    for head in range(2):
+        keys, values = table[:, head * 4 : head * 4 + 4], table[:, 8 + head * 4 : 12 + head * 4]
+        for n in range(5):
+            real = mask[n].nonzero()[:, 0]
+            scores = keys[lines[n, real]] @ query[n, head] + bias[n, head, real]
+            want = scores.softmax(0) @ values[lines[n, real]] if len(real) else torch.zeros(4, dtype=torch.float64)
+            torch.testing.assert_close(got[n, head], want, rtol=1e-12, atol=1e-12)

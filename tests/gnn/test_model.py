@@ -17,7 +17,7 @@ from gnnlm.gnn.model import Carry, GnnModel
 from gnnlm.gnn.options import resolve_options
 from gnnlm.graph.batch import Graph
 from tests.gnn.graphs import random_graph
-from tests.gnn.test_layer import CASES, make_model
+from tests.gnn.test_layer import CASES, EMBEDDINGS, make_model
 
 PER_TOKEN = ("context_BTD", "document_BT", "rows_BTK", "edge_BTK", "similarity_BTK")
 
@@ -82,7 +82,7 @@ def test_a_token_without_neighbours_is_fine() -> None:
 def test_save_and_load(tmp_path: Path) -> None:
     model = make_model(CASES["default"]).float()
     model.save(tmp_path / "m.safetensors")
-    again = GnnModel.load(tmp_path / "m.safetensors", model.embeddings_VD)
+    again = GnnModel.load(tmp_path / "m.safetensors", EMBEDDINGS.float())
     assert again.options == model.options
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name

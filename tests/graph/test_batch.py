@@ -49,5 +49,5 @@ def test_windows_stay_inside_their_document() -> None:
         [True, True, True, True],
     ]
     # the last token of a document (6 at row 1) can be read by the state one past it
-    assert windows.tokens_UW[1].tolist()[1:] == [5, 6, -1]
-    assert windows.states_UWD[3, :, 0].tolist() == [6, 8, 10, 12]
+    assert windows.tokens_P[windows.place_UW[1]].tolist()[1:] == [5, 6, -1]
+    assert windows.states_PD[windows.place_UW[3], 0].tolist() == [6, 8, 10, 12]

@@ -112,7 +112,7 @@ def run_layer(layer: Any, states: dict[Any, Tensor], tokens: dict[Any, Tensor], 
     return new
 
 
-def run_model(model: Any, graph: Any) -> Tensor:
+def run_model(model: Any, graph: Any, embeddings: Tensor) -> Tensor:
     """The whole network; updated context states [B, T, D]."""
     o = model.options
     edges = edges_of(graph, o)
@@ -121,11 +121,11 @@ def run_model(model: Any, graph: Any) -> Tensor:
     tokens = {}
     for u in range(graph.windows.slot_UW.shape[0]):
         for w in range(o.window):
-            states["n", u, w] = graph.windows.states_UWD[u, w]
+            place = int(graph.windows.place_UW[u, w])
+            states["n", u, w] = graph.windows.states_PD[place]
             if o.token_features:
-                token = int(graph.windows.tokens_UW[u, w])
-                embedding = model.embeddings_VD[max(token, 0)]
-                tokens["n", u, w] = layer_norm(embedding) * (token >= 0)
+                token = int(graph.windows.tokens_P[place])
+                tokens["n", u, w] = layer_norm(embeddings[max(token, 0)]) * (token >= 0)
     if o.width != o.base_width:
         kinds = {"c": CONTEXT, "n": NEIGHBOUR}
         states = {n: torch.nn.functional.gelu(model.narrow[kinds[n[0]]](h)) for n, h in states.items()}

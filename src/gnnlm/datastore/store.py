@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gnnlm.artifact import Artifact
 from gnnlm.corpus.stream import Stream
+from gnnlm.datastore.quantize import CodedTable
 from gnnlm.lm.head import SoftmaxHead
 
 
 @dataclass(frozen=True)
 class States:
-    """One split, as tensors over its positions (states memory-mapped, half precision).
+    """One split, as tensors over its positions (states memory-mapped, half precision, or coded).
 
     `document_P` numbers the document of each position; `first_P` and `last_P` are its first and last position.
     """
 
-    states_PD: Tensor
+    states_PD: Tensor | CodedTable
     tokens_P: Tensor
     document_P: Tensor
     first_P: Tensor
@@ -29,9 +32,7 @@ class States:
 
     @classmethod
     def open(cls, store: Artifact, stream: Stream) -> States:
-        with warnings.catch_warnings():  # the map is read-only, and nothing here writes to it
-            warnings.simplefilter("ignore", UserWarning)
-            states_PD = torch.from_numpy(store.array(f"{stream.split}.states.npy"))
+        states_PD = mapped(store.array(f"{stream.split}.states.npy"))
         tokens_P = torch.from_numpy(np.asarray(stream.tokens, dtype=np.int64))
         return cls.make(states_PD, tokens_P, torch.from_numpy(stream.starts))
 
@@ -44,9 +45,26 @@ class States:
     def __len__(self) -> int:
         return len(self.tokens_P)
 
+    @property
+    def width(self) -> int:
+        return self.states_PD.shape[1] if isinstance(self.states_PD, Tensor) else self.states_PD.width
+
     def gather(self, positions: Tensor) -> Tensor:
         """States at the positions, float32, [..., D]."""
-        return self.states_PD[positions].float()
+        if isinstance(self.states_PD, Tensor):
+            return self.states_PD[positions].float()
+        return self.states_PD.decode(positions)
+
+    def coded(self, table: CodedTable) -> States:
+        """The same positions with coded states."""
+        return replace(self, states_PD=table)
+
+
+def mapped(array: npt.NDArray[Any]) -> Tensor:
+    """A memory-mapped array as a tensor."""
+    with warnings.catch_warnings():  # the map is read-only, and nothing here writes to it
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
 
 
 def load_head(store: Artifact) -> SoftmaxHead:

@@ -128,6 +128,37 @@ def headline(report: dict[str, Any]) -> str:
     )
 
 
+def comparison(reports: dict[str, dict[str, Any]]) -> Table:
+    """The four rows of several runs, a run a line, with what its neighbour nodes cost; changes are to the first."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("run", *(LABELS[name] for name in PREDICTORS), "codec", "smaller than fp32"):
+        table.add_column(column, justify="left" if column in ("run", "codec") else "right", no_wrap=True)
+    first = next(iter(reports.values()))
+    for run, report in reports.items():
+        figures = []
+        for name in PREDICTORS:
+            ppl, was = report["rows"][name]["ppl"], first["rows"][name]["ppl"]
+            change = "" if report is first or not ppl or not was else f" ({100 * (ppl / was - 1):+.1f}%)"
+            figures.append(short(ppl) + change)
+        codec = report["codec"]
+        table.add_row(run, *figures, f"{codec['kind']}, {codec['bytes']} bytes", f"{codec['compression']:.0f}x")
+    return table
+
+
+def _states(report: dict[str, Any]) -> str:
+    """How neighbour states were kept, and read when predicting."""
+    codec, cache = report["codec"], report["cache"]
+    how = f"{codec['kind']}, {codec['bytes']} bytes each"
+    if codec["kind"] == "pq":
+        how += f" ({codec['compression']:.0f}x smaller than fp32, {100 * codec['error']:.1f}% of their variance lost)"
+    read = (
+        "computed for each batch"
+        if cache["form"] == "none"
+        else f"read from a cache ({cache['form']}, {cache['dtype']})"
+    )
+    return f"Neighbour states: {how}; {read}."
+
+
 def notes(report: dict[str, Any]) -> list[str]:
     """What stands below the table, a sentence a line."""
     overlap = report["overlap"]["test"]
@@ -146,5 +177,6 @@ def notes(report: dict[str, Any]) -> list[str]:
         f"were {train['repeats_were']}.",
         f"GNN: step {report['training']['best_step']} of {report['training']['steps_done']}, "
         f"{report['training']['parameters']:,} parameters.",
+        _states(report),
         "tok/s counts encoding, search and prediction, each as measured in this run.",
     ]

@@ -1,31 +1,154 @@
-"""Attention of tokens over rows of a shared table, without ever holding [tokens, sources, width].
+"""Attention of tokens over lines of shared tables, without ever holding [tokens, sources, width].
 
-The absorbed form: queries already live in the table's space, so raw rows are scored and averaged as they
-are, and nothing is projected per edge. A chunk of tokens gathers its rows, is done with them, and gathers
-them again in the backward pass: memory grows with the chunk, not with the number of edges.
+Two forms, equal to rounding:
+- `attend`, the absorbed form: queries already live in the tables' space, so raw states are scored and averaged
+  as they are, and nothing is projected per edge or per source. It can be trained through.
+- `attend_projected`: the table holds keys and values that were projected once and for all. Less work per edge,
+  twice the memory: for a frozen network.
 
-Shapes: N tokens, H heads, D width, S sources per token, P rows of the table.
+A chunk of tokens gathers its lines, is done with them, and gathers them again in the backward pass: memory grows
+with the chunk, not with the number of edges.
+
+Shapes: N tokens, H heads, d head width, S sources per token, C the tables' joint width, R lines of a table.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-CHUNK_VALUES = 2**20  # values gathered at once: 4 MB of float32 stay in the cache and cost no page faults
+CHUNK_VALUES = {"cpu": 2**20, "cuda": 2**27}  # gathered at once; 4 MB stay in a CPU's cache and cost no page faults
 
 
-def attend(query_NHD: Tensor, bias_NHS: Tensor, table_PD: Tensor, index_NS: Tensor, mask_NS: Tensor) -> Tensor:
-    """Average of table rows under softmax(query . row + bias) over the unmasked sources, [N, H, D].
+class Coded(Protocol):
+    """A table that is decoded as it is gathered, in a space of its own that queries enter and averages leave."""
 
-    A token without a source gets zeros.
+    @property
+    def width(self) -> int: ...
+
+    def gather(self, lines: Tensor) -> Tensor: ...
+
+    def enter(self, queries: Tensor) -> Tensor: ...
+
+    def leave(self, averages: Tensor) -> Tensor: ...
+
+
+def attend(
+    query_NHC: Tensor,
+    bias_NHS: Tensor,
+    mask_NS: Tensor,
+    tables: Sequence[Tensor | Coded],
+    lines_NS: Sequence[Tensor],
+) -> Tensor:
+    """Average of sources under softmax(query . source + bias) over the unmasked ones, [N, H, C].
+
+    A source is a line of each table, side by side. A token without a source gets zeros.
     """
-    kind = table_PD.dtype
-    with torch.autocast(table_PD.device.type, enabled=False):  # scores and sums stay in the table's precision
-        out: Tensor = _Attend.apply(query_NHD.to(kind), bias_NHS.to(kind), table_PD, index_NS, mask_NS)
-    return out
+    with torch.autocast(query_NHC.device.type, enabled=False):  # scores and sums stay in full precision
+        kind = torch.promote_types(query_NHC.dtype, torch.float32)
+        bias_NHS, empty_N11 = _masked(bias_NHS.to(kind), mask_NS)
+        query_NHC = _each(tables, query_NHC.to(kind), lambda table, part: table.enter(part))
+        out: Tensor = _Attend.apply(query_NHC, bias_NHS, tuple(lines_NS), *tables)
+        return _each(tables, out, lambda table, part: table.leave(part)).masked_fill(empty_N11, 0.0)
+
+
+def attend_projected(
+    query_NHd: Tensor, bias_NHS: Tensor, mask_NS: Tensor, table_RC: Tensor, lines_NS: Tensor
+) -> Tensor:
+    """The same over keys and values that stand side by side in each line, [N, H, d]; not to be trained through."""
+    heads, head_width = query_NHd.shape[1:]
+    bias_NHS, empty_N11 = _masked(bias_NHS, mask_NS)
+    out_NHd = torch.empty_like(query_NHd)
+    for part in _chunks(lines_NS, table_RC.shape[1]):
+        lines_nS = lines_NS[part]
+        found = _gather(table_RC, lines_nS, query_NHd.dtype).view(*lines_nS.shape, 2, heads, head_width)
+        key_nHSd, value_nHSd = found.permute(2, 0, 3, 1, 4)
+        out_NHd[part] = F.scaled_dot_product_attention(
+            query_NHd[part, :, None], key_nHSd, value_nHSd, attn_mask=bias_NHS[part, :, None], scale=1.0
+        )[:, :, 0]
+    return out_NHd.masked_fill_(empty_N11, 0.0)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query_NHC: Tensor, bias_NHS: Tensor, lines: tuple[Tensor, ...], *tables: Tensor | Coded
+    ) -> Tensor:
+        widths = _widths(tables)
+        queries = query_NHC.split(widths, dim=-1)
+        weights_NHS, out_NHC = torch.empty_like(bias_NHS), torch.empty_like(query_NHC)
+        averages = out_NHC.split(widths, dim=-1)
+        for part in _chunks(lines[0], sum(widths)):
+            found = [_gather(table, at[part], query_NHC.dtype) for table, at in zip(tables, lines, strict=True)]
+            scores_nHS = bias_NHS[part]
+            for query_NHc, found_nSc in zip(queries, found, strict=True):
+                scores_nHS = torch.baddbmm(scores_nHS, query_NHc[part], found_nSc.mT)
+            weights_NHS[part] = scores_nHS.softmax(-1)
+            for average_NHc, found_nSc in zip(averages, found, strict=True):
+                average_NHc[part] = weights_NHS[part] @ found_nSc
+        ctx.widths, ctx.lines = widths, lines
+        ctx.tables = [None if isinstance(t, Tensor) else t for t in tables]
+        ctx.save_for_backward(query_NHC, weights_NHS, *(t for t in tables if isinstance(t, Tensor)))
+        return out_NHC
+
+    @staticmethod
+    def backward(ctx: Any, grad_NHC: Tensor) -> tuple[Tensor | None, ...]:
+        query_NHC, weights_NHS, *plain = ctx.saved_tensors
+        tables = [coded or plain.pop(0) for coded in ctx.tables]
+        wanted = [
+            torch.zeros_like(t) if isinstance(t, Tensor) and needed else None
+            for t, needed in zip(tables, ctx.needs_input_grad[3:], strict=True)
+        ]
+        grads, queries = grad_NHC.split(ctx.widths, dim=-1), query_NHC.split(ctx.widths, dim=-1)
+        grad_query_NHC, grad_bias_NHS = torch.empty_like(query_NHC), torch.empty_like(weights_NHS)
+        for part in _chunks(ctx.lines[0], sum(ctx.widths)):
+            weights_nHS = weights_NHS[part]
+            found = [_gather(table, at[part], query_NHC.dtype) for table, at in zip(tables, ctx.lines, strict=True)]
+            grad_weights_nHS = torch.zeros_like(weights_nHS)
+            for grad_NHc, found_nSc in zip(grads, found, strict=True):
+                grad_weights_nHS = torch.baddbmm(grad_weights_nHS, grad_NHc[part], found_nSc.mT)
+            centred = grad_weights_nHS - (grad_weights_nHS * weights_nHS).sum(-1, keepdim=True)
+            grad_scores_nHS = torch.mul(weights_nHS, centred, out=grad_bias_NHS[part])
+            torch.cat([grad_scores_nHS @ found_nSc for found_nSc in found], dim=-1, out=grad_query_NHC[part])
+            for number, grad_table in enumerate(wanted):
+                if grad_table is not None:
+                    grad_found = weights_nHS.mT @ grads[number][part] + grad_scores_nHS.mT @ queries[number][part]
+                    grad_table.index_add_(0, ctx.lines[number][part].reshape(-1), grad_found.flatten(0, 1))
+        return grad_query_NHC, grad_bias_NHS, None, *wanted
+
+
+def _widths(tables: Sequence[Tensor | Coded]) -> list[int]:
+    return [table.shape[1] if isinstance(table, Tensor) else table.width for table in tables]
+
+
+def _each(tables: Sequence[Tensor | Coded], joint: Tensor, change: Callable[[Coded, Tensor], Tensor]) -> Tensor:
+    """Change the parts of a tensor that belong to coded tables."""
+    if all(isinstance(table, Tensor) for table in tables):
+        return joint
+    parts = zip(tables, joint.split(_widths(tables), dim=-1), strict=True)
+    return torch.cat([part if isinstance(table, Tensor) else change(table, part) for table, part in parts], dim=-1)
+
+
+def _masked(bias_NHS: Tensor, mask_NS: Tensor) -> tuple[Tensor, Tensor]:
+    """The bias with masked sources at minus infinity, and the tokens without any source, whose bias stays finite."""
+    empty_N1 = ~mask_NS.any(-1, keepdim=True)
+    return bias_NHS.masked_fill(~(mask_NS | empty_N1)[:, None], float("-inf")), empty_N1[..., None]
+
+
+def _gather(table: Tensor | Coded, lines_nS: Tensor, kind: torch.dtype) -> Tensor:
+    if not isinstance(table, Tensor):
+        return table.gather(lines_nS).to(kind)
+    return table.index_select(0, lines_nS.reshape(-1)).to(kind).view(*lines_nS.shape, -1)
+
+
+def _chunks(lines_NS: Tensor, width: int) -> list[slice]:
+    tokens, sources = lines_NS.shape
+    size = max(1, CHUNK_VALUES.get(lines_NS.device.type, 2**20) // max(1, sources * width))
+    return [slice(start, start + size) for start in range(0, tokens, size)]
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
@@ -37,46 +160,3 @@ def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     """
     weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
     return weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)
-
-
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, query_NHD: Tensor, bias_NHS: Tensor, table_PD: Tensor, index_NS: Tensor, mask_NS: Tensor
-    ) -> Tensor:
-        weights, averages = [], []
-        for part in _chunks(index_NS, table_PD):
-            rows_nSD = _gather(table_PD, index_NS[part])
-            scores_nHS = torch.baddbmm(bias_NHS[part], query_NHD[part], rows_nSD.mT)
-            weights.append(masked_softmax(scores_nHS, mask_NS[part, None]))
-            averages.append(weights[-1] @ rows_nSD)
-        weights_NHS = torch.cat(weights)
-        ctx.save_for_backward(query_NHD, table_PD, index_NS, weights_NHS)
-        return torch.cat(averages)
-
-    @staticmethod
-    def backward(ctx: Any, grad_NHD: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
-        query_NHD, table_PD, index_NS, weights_NHS = ctx.saved_tensors
-        grad_table_PD = torch.zeros_like(table_PD) if ctx.needs_input_grad[2] else None
-        grad_queries, grad_scores = [], []
-        for part in _chunks(index_NS, table_PD):
-            rows_nSD, weights_nHS = _gather(table_PD, index_NS[part]), weights_NHS[part]
-            grad_weights_nHS = grad_NHD[part] @ rows_nSD.mT
-            centred = grad_weights_nHS - (grad_weights_nHS * weights_nHS).sum(-1, keepdim=True)
-            grad_scores_nHS = weights_nHS * centred
-            grad_scores.append(grad_scores_nHS)
-            grad_queries.append(grad_scores_nHS @ rows_nSD)
-            if grad_table_PD is not None:
-                grad_rows_nSD = weights_nHS.mT @ grad_NHD[part] + grad_scores_nHS.mT @ query_NHD[part]
-                grad_table_PD.index_add_(0, index_NS[part].reshape(-1), grad_rows_nSD.flatten(0, 1))
-        return torch.cat(grad_queries), torch.cat(grad_scores), grad_table_PD, None, None
-
-
-def _gather(table_PD: Tensor, index_nS: Tensor) -> Tensor:
-    return table_PD.index_select(0, index_nS.reshape(-1)).view(*index_nS.shape, -1)
-
-
-def _chunks(index_NS: Tensor, table_PD: Tensor) -> list[slice]:
-    tokens, sources = index_NS.shape
-    size = max(1, CHUNK_VALUES // max(1, sources * table_PD.shape[1]))
-    return [slice(start, start + size) for start in range(0, tokens, size)] or [slice(0, 0)]

@@ -11,27 +11,46 @@ What is done, without approximation:
 - On inter edges, of which there are far more than nodes, the query is carried on into the space of the
   sources (q' = W_k^T q), raw sources are scored and averaged, and the average is projected once.
 - A key bias adds the same to all scores of a softmax and cancels; a value bias is added once.
-- No edge leads from context to neighbour, so a window's states depend on its row alone and are updated
-  once per distinct row. The last layer needs no neighbour update.
+- No edge leads from context to neighbour, so a window's states depend on its row alone: they are updated once
+  per distinct row (`model.py`), or once and for all (a cache). The last layer needs no neighbour update.
+- A slot that one edge leads to takes its message whole: no query, no key.
 
-Shapes: B blocks, T tokens, S source tokens, K neighbours, U distinct rows, W window slots, H heads, D width,
-d = D / H, E width of token embeddings, C = D, or D + E with token features.
+Shapes: B blocks, T tokens, M carried tokens, N = B T, K neighbours, U rows, W window slots, S = K x the slots that
+inter edges lead from, R lines of a table, H heads, D width, d = D / H, E width of token embeddings, C = D, or D + E
+with token features.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlm.gnn.attend import attend, masked_softmax
+from gnnlm.gnn.attend import Coded, attend, attend_projected, masked_softmax
 from gnnlm.gnn.options import GnnOptions
 from gnnlm.graph.batch import Graph
 
 CONTEXT, NEIGHBOUR = 0, 1  # node types
 INTRA, INTER = 0, 1  # edge types
+
+Weights = tuple[Tensor, Tensor | None]  # a matrix and perhaps a bias
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the inter edges of a layer read: tables, the line of each source in them, and which sources are real.
+
+    One table of states and perhaps one of token features beside it, as the layer's norm leaves them; or, when
+    `projected`, one table with the layer's keys and values side by side.
+    """
+
+    tables: tuple[Tensor | Coded, ...]
+    lines_NS: tuple[Tensor, ...]
+    mask_NS: Tensor
+    projected: bool = False
 
 
 class GnnLayer(nn.Module):
@@ -83,127 +102,129 @@ class GnnLayer(nn.Module):
                 parameter.requires_grad_(False)
 
     def forward(
-        self,
-        context_BTD: Tensor,
-        past_BMD: Tensor,
-        band_BTS: Tensor,
-        window_UWD: Tensor,
-        sources_UWC: Tensor,
-        graph: Graph,
-    ) -> tuple[Tensor, Tensor]:
-        """New context states and new window states.
-
-        `past_BMD` holds this layer's inputs of the tokens before; `sources_UWC` is `sources(window_UWD, ...)`.
-        """
-        options = self.options
-        x_BTD = self._pre_norm(context_BTD)
-        sources_BSD = torch.cat([self._pre_norm(past_BMD), x_BTD], dim=1)
-        sum_BTD = self._intra_context(x_BTD, sources_BSD, band_BTS) + self._inter(x_BTD, sources_UWC, graph)
-        if options.combine == "mean":
+        self, context_BTD: Tensor, past_BMD: Tensor, band_BTS: Tensor, sources: Sources, graph: Graph
+    ) -> Tensor:
+        """New context states. `past_BMD` holds this layer's inputs of the tokens before."""
+        x_BTD = self.pre_norm(context_BTD)
+        sources_BSD = torch.cat([self.pre_norm(past_BMD), x_BTD], dim=1)
+        sum_BTD = self._intra_context(x_BTD, sources_BSD, band_BTS) + self._inter(x_BTD, sources, graph)
+        if self.options.combine == "mean":
             sum_BTD = sum_BTD / 2
-        updated_BTD = self._add(context_BTD, sum_BTD, CONTEXT)
-        if self.updates_neighbours:
-            x_UWD = sources_UWC[..., : options.width]
-            window_UWD = self._add(window_UWD, self._intra_window(x_UWD, graph.windows.slot_UW), NEIGHBOUR)
-        return updated_BTD, window_UWD
+        added_BTD = self.dropout(_linear(sum_BTD, self._weights("output", CONTEXT)))
+        return self._post_norm(context_BTD + added_BTD, CONTEXT)
 
-    def sources(self, window_UWD: Tensor, window_tokens_UWE: Tensor | None) -> Tensor:
-        """What inter edges read: normalised window states and, beside them, token embeddings, [U, W, C]."""
-        x_UWD = self._pre_norm(window_UWD)
-        return x_UWD if window_tokens_UWE is None else torch.cat([x_UWD, window_tokens_UWE], dim=-1)
+    def pre_norm(self, states: Tensor) -> Tensor:
+        """Without weights: every use is followed by a matrix that can hold them."""
+        return F.layer_norm(states, states.shape[-1:]) if self.options.norm == "pre" else states
 
     def _intra_context(self, x_BTD: Tensor, sources_BSD: Tensor, band_BTS: Tensor) -> Tensor:
-        query_BHTd = self._query(x_BTD, CONTEXT, INTRA, CONTEXT).transpose(1, 2)
-        key_BHSd = self._key(sources_BSD, CONTEXT).transpose(1, 2)
-        value_BHSd = self._value(sources_BSD, CONTEXT, INTRA).transpose(1, 2)
+        query_BHTd = self._split(_linear(x_BTD, self._query_weights(CONTEXT, INTRA, CONTEXT))).transpose(1, 2)
+        key_BHSd = self._split(_linear(sources_BSD, self._weights("key", CONTEXT))).transpose(1, 2)
+        value_BHSd = self._split(_linear(sources_BSD, self._value_weights(CONTEXT, INTRA))).transpose(1, 2)
         mean_BHTd = F.scaled_dot_product_attention(
             query_BHTd, key_BHSd, value_BHSd, attn_mask=band_BTS[:, None], scale=1.0
         )
         return mean_BHTd.transpose(1, 2).flatten(-2)
 
-    def _inter(self, x_BTD: Tensor, sources_UWC: Tensor, graph: Graph) -> Tensor:
-        options, slots = self.options, self.options.inter_slots
-        batch, tokens, _ = graph.rows_BTK.shape
-        slot_numbers_W = torch.arange(options.window, device=sources_UWC.device)[slots]
-        index_BTKW = graph.rows_BTK[..., None] * options.window + slot_numbers_W
-        mask_BTKW = graph.edge_BTK[..., None] & graph.windows.slot_UW[graph.rows_BTK][..., slots]
+    def _inter(self, x_BTD: Tensor, sources: Sources, graph: Graph) -> Tensor:
+        query_NHd = self._split(_linear(x_BTD, self._query_weights(NEIGHBOUR, INTER, CONTEXT)).flatten(0, 1))
+        bias_NHS = self._edge_bias(graph)
+        if sources.projected:
+            (table,), (lines_NS,) = sources.tables, sources.lines_NS
+            assert isinstance(table, Tensor)
+            return attend_projected(query_NHd, bias_NHS, sources.mask_NS, table, lines_NS).view_as(x_BTD)
         key_HdC, value_HdC = self._split_rows(self.key[NEIGHBOUR]), self._split_rows(self.value[NEIGHBOUR])
-        if options.token_features:
+        if self.options.token_features:
             key_HdC = torch.cat([key_HdC, self._split_rows(self.token_key_DE)], dim=-1)
             value_HdC = torch.cat([value_HdC, self._split_rows(self.token_value_DE)], dim=-1)
-        query_NHd = self._query(x_BTD, NEIGHBOUR, INTER, CONTEXT).flatten(0, 1)
-        mean_NHC = attend(
-            torch.einsum("nhd,hdc->nhc", query_NHd, key_HdC),
-            self._edge_bias(graph)[..., slots].reshape(batch * tokens, options.heads, -1),
-            sources_UWC.flatten(0, 1),
-            index_BTKW.reshape(batch * tokens, -1),
-            mask_BTKW.reshape(batch * tokens, -1),
-        )
+        query_NHC = torch.einsum("nhd,hdc->nhc", query_NHd, key_HdC)
+        mean_NHC = attend(query_NHC, bias_NHS, sources.mask_NS, sources.tables, sources.lines_NS)
         feature_Hdd = self.feature_EHdd[INTER]
         sum_NHd = torch.einsum("nhc,hdc->nhd", mean_NHC, feature_Hdd.mT @ value_HdC)
-        if options.bias:
-            has_edge_N = mask_BTKW.flatten(2).any(-1).flatten()
+        if self.options.bias:
             bias_Hd = (self._split(self.value_bias[NEIGHBOUR])[:, None] @ feature_Hdd)[:, 0]
-            sum_NHd = sum_NHd + has_edge_N[:, None, None] * bias_Hd
-        return sum_NHd.reshape(batch, tokens, -1)
+            sum_NHd = sum_NHd + sources.mask_NS.any(-1)[:, None, None] * bias_Hd
+        return sum_NHd.reshape(x_BTD.shape)
 
-    def _intra_window(self, x_UWD: Tensor, slot_UW: Tensor) -> Tensor:
-        """Adjacent slots of a window, both ways, with itself where there are self-loops.
+    def project(self, x_RD: Tensor, features_RE: Tensor | None) -> Tensor:
+        """Keys and values that inter edges read, side by side, of sources as the norm leaves them, [R, 2 D]."""
+        key_RD = F.linear(x_RD, self.key[NEIGHBOUR])  # a bias would cancel
+        value_RD = _linear(x_RD, self._value_weights(NEIGHBOUR, INTER))
+        if features_RE is not None:
+            feature_Hdd = self.feature_EHdd[INTER].mT
+            token_value_DE = (feature_Hdd @ self._split_rows(self.token_value_DE)).flatten(0, 1)
+            key_RD = key_RD + F.linear(features_RE, self.token_key_DE)
+            value_RD = value_RD + F.linear(features_RE, token_value_DE)
+        return torch.cat([key_RD, value_RD], dim=-1)
 
-        At most three edges lead to a slot, so each is a product of shifted tensors, not a matrix product.
+    def window_weights(self) -> tuple[Weights, Weights, Weights]:
+        """Folded query, key and value weights of the edges within windows, for `update_windows`."""
+        query = self._query_weights(NEIGHBOUR, INTRA, NEIGHBOUR)
+        return query, self._weights("key", NEIGHBOUR), self._value_weights(NEIGHBOUR, INTRA)
+
+    def update_windows(
+        self, states_RD: Tensor, place_UW: Tensor, slot_UW: Tensor, weights: tuple[Weights, Weights, Weights]
+    ) -> Tensor:
+        """New states of windows whose slots are lines of a table, [U, W, D].
+
+        Edges join adjacent slots, both ways, and a slot with itself where there are self-loops.
         """
-        offsets = (-1, 0, 1) if self.options.self_loops else (-1, 1)
-        query_UWHd = self._query(x_UWD, NEIGHBOUR, INTRA, NEIGHBOUR)
-        key_UWHd, value_UWHd = self._key(x_UWD, NEIGHBOUR), self._value(x_UWD, NEIGHBOUR, INTRA)
-        scores_UWHO = torch.stack([(query_UWHd * _shifted(key_UWHd, o)).sum(-1) for o in offsets], dim=-1)
-        edge_UWO = torch.stack([_shifted(slot_UW, o) for o in offsets], dim=-1)
-        weights_UWHO = masked_softmax(scores_UWHO, edge_UWO[:, :, None])
-        sums = [weights_UWHO[..., n, None] * _shifted(value_UWHd, o) for n, o in enumerate(offsets)]
-        return torch.stack(sums).sum(0).flatten(-2)
+        slots = range(place_UW.shape[1])
+        near = [[s for s in (w - 1, w, w + 1) if s in slots and (s != w or self.options.self_loops)] for w in slots]
+        asking = [w for w in slots if len(near[w]) > 1]
+        asked = sorted({s for w in asking for s in near[w]})
+        x_RD = self.pre_norm(states_RD)
+        query, key, value = (
+            dict(zip(some, self._split(_linear_at(x_RD, place_UW[:, some], w)).unbind(1), strict=True))
+            for some, w in zip((asking, asked, list(slots)), weights, strict=True)
+        )
+        alike = [w if w in asking else near.index(near[w]) for w in slots]  # who hears one neighbour hears the same
+        messages = {}
+        for w in sorted(set(alike)):
+            if w in asking:
+                scores_UHn = torch.stack([(query[w] * key[s]).sum(-1) for s in near[w]], dim=-1)
+                weights_UHn = masked_softmax(scores_UHn, slot_UW[:, None, near[w]])
+                parts = [weights_UHn[..., n, None] * value[s] for n, s in enumerate(near[w])]
+            else:
+                parts = [value[s] * slot_UW[:, s, None, None] for s in near[w]] or [torch.zeros_like(value[w])]
+            messages[w] = sum(parts[1:], start=parts[0])
+        sums_UmD = _linear(torch.stack(list(messages.values()), dim=1).flatten(-2), self._weights("output", NEIGHBOUR))
+        heard_UWD = sums_UmD[:, [list(messages).index(w) for w in alike]]
+        return self._post_norm(states_RD[place_UW] + heard_UWD, NEIGHBOUR)
 
     def _edge_bias(self, graph: Graph) -> Tensor:
-        """What the default adds to inter scores, [B, T, H, K, W]: a bias per slot and a weight on similarity."""
-        batch, tokens, neighbours = graph.rows_BTK.shape
-        shape = (batch, tokens, self.options.heads, neighbours, self.options.window)
-        if not self.options.edge_bias:
-            return graph.similarity_BTK.new_zeros(()).expand(shape)
-        similarity_BTHK = graph.similarity_BTK[:, :, None] / self.options.similarity_unit * self.similarity_H[:, None]
-        return similarity_BTHK[..., None] + self.slot_bias_HW[:, None]
+        """What the default adds to inter scores, [N, H, S]: a bias per slot and a weight on similarity."""
+        options, slots = self.options, self.options.inter_slots
+        similarity_NK = graph.similarity_BTK.flatten(0, 1)
+        if not options.edge_bias:
+            sources = similarity_NK.shape[1] * (slots.stop - slots.start)
+            return similarity_NK.new_zeros(()).expand(len(similarity_NK), options.heads, sources)
+        similarity_NHK = similarity_NK[:, None] / options.similarity_unit * self.similarity_H[:, None]
+        return (similarity_NHK[..., None] + self.slot_bias_HW[:, None, slots]).flatten(2)
 
-    def _query(self, x: Tensor, source: int, edge: int, target: int) -> Tensor:
-        """Queries with W_ATT, mu and the scale folded in, [..., H, d]: score = key . query."""
+    def _query_weights(self, source: int, edge: int, target: int) -> Weights:
+        """W_q with W_ATT, mu and the scale folded in: score = key . query."""
         options = self.options
         scale = math.sqrt(options.width if options.scale == "width" else options.head_width)
         mu = self.mu[source, edge, target] if options.mu == "type" else self.mu[edge][:, None, None]
-        return self._folded(x, "query", target, self.attention_EHdd[edge] * (mu / scale))
+        return self._weights("query", target, self.attention_EHdd[edge] * (mu / scale))
 
-    def _key(self, x: Tensor, kind: int) -> Tensor:
-        return self._split(self._project(x, "key", kind))
+    def _value_weights(self, kind: int, edge: int) -> Weights:
+        """W_v with W_FEA folded in."""
+        return self._weights("value", kind, self.feature_EHdd[edge].mT)
 
-    def _value(self, x: Tensor, kind: int, edge: int) -> Tensor:
-        """Values with W_FEA folded in, [..., H, d]."""
-        return self._folded(x, "value", kind, self.feature_EHdd[edge].mT)
+    def _weights(self, name: str, kind: int, relation_Hdd: Tensor | None = None) -> Weights:
+        """A projection of a node type, with a relation of its heads folded in."""
+        matrix_DD: Tensor = getattr(self, name)[kind]
+        bias_D: Tensor | None = getattr(self, f"{name}_bias")[kind] if self.options.bias else None
+        if relation_Hdd is None:
+            return matrix_DD, bias_D
+        folded_DD = (relation_Hdd @ self._split_rows(matrix_DD)).flatten(0, 1)
+        return folded_DD, None if bias_D is None else (relation_Hdd @ self._split(bias_D)[..., None]).flatten()
 
-    def _folded(self, x: Tensor, name: str, kind: int, relation_Hdd: Tensor) -> Tensor:
-        """relation (W x + bias) per head, with one matrix product over x."""
-        matrix_HdD = relation_Hdd @ self._split_rows(getattr(self, name)[kind])
-        bias_D = None
-        if self.options.bias:
-            bias_D = (relation_Hdd @ self._split(getattr(self, f"{name}_bias")[kind])[..., None]).flatten()
-        return self._split(F.linear(x, matrix_HdD.flatten(0, 1), bias_D))
-
-    def _add(self, states: Tensor, sums: Tensor, kind: int) -> Tensor:
-        """Output projection, residual and, after it, the norm where there is one."""
-        states = states + self.dropout(self._project(sums, "output", kind))
-        return self.norms[kind](states) if self.options.norm == "post" else states
-
-    def _pre_norm(self, states: Tensor) -> Tensor:
-        """Without weights: every use is followed by a matrix that can hold them."""
-        return F.layer_norm(states, states.shape[-1:]) if self.options.norm == "pre" else states
-
-    def _project(self, states: Tensor, name: str, kind: int) -> Tensor:
-        bias = getattr(self, f"{name}_bias")[kind] if self.options.bias else None
-        return F.linear(states, getattr(self, name)[kind], bias)
+    def _post_norm(self, states: Tensor, kind: int) -> Tensor:
+        normed: Tensor = self.norms[kind](states) if self.options.norm == "post" else states
+        return normed
 
     def _split(self, states: Tensor) -> Tensor:
         return states.view(*states.shape[:-1], self.options.heads, self.options.head_width)
@@ -217,17 +238,12 @@ def _per_type(*shape: int) -> nn.ParameterList:
     return nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in (CONTEXT, NEIGHBOUR))
 
 
-def _shifted(values_UW: Tensor, offset: int) -> Tensor:
-    """What stands `offset` slots further right in the window; zero, or False, past its ends.
+def _linear(x: Tensor, weights: Weights) -> Tensor:
+    return F.linear(x, *weights)
 
-    >>> _shifted(torch.tensor([[1, 2, 3]]), 1), _shifted(torch.tensor([[1, 2, 3]]), -1)
-    (tensor([[2, 3, 0]]), tensor([[0, 1, 2]]))
-    """
-    if offset == 0:
-        return values_UW
-    out = torch.zeros_like(values_UW)
-    if offset > 0:
-        out[:, :-offset] = values_UW[:, offset:]
-    else:
-        out[:, -offset:] = values_UW[:, :offset]
-    return out
+
+def _linear_at(x_RD: Tensor, lines_US: Tensor, weights: Weights) -> Tensor:
+    """The projection of some lines, [U, S, D], made once per line or once per use, whichever is less."""
+    if lines_US.numel() < len(x_RD):
+        return _linear(x_RD[lines_US], weights)
+    return _linear(x_RD, weights)[lines_US]

@@ -1,27 +1,36 @@
-"""The graph network: layers over context and neighbour states, in front of the frozen softmax.
+"""The graph network between a frozen language model and its frozen softmax.
 
 A token attends to the last `context` tokens of its document. Blocks of a longer text are scored one after
 another with what the layers carry, so that the result does not depend on where the blocks are cut.
 
-Shapes: B blocks, T tokens, M carried tokens, U distinct rows, W window slots, D base width, V vocabulary.
+Neighbour states depend on their row alone. Here they are computed, once per distinct row of the batch and a
+chunk of rows at a time through all layers; or, for a trained network, they are read from a cache.
+
+Shapes: B blocks, T tokens, M carried tokens, U rows, W window slots, P positions, N = B T, S sources of a token,
+D base width, E = D width of token embeddings, V vocabulary.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from gnnlm.errors import ArtifactError
-from gnnlm.gnn.layer import CONTEXT, NEIGHBOUR, GnnLayer
+from gnnlm.gnn.layer import CONTEXT, NEIGHBOUR, GnnLayer, Sources
 from gnnlm.gnn.options import GnnOptions
 from gnnlm.graph.batch import Graph, band_mask
+
+CHUNK_SLOTS = 2048  # window slots that go through all layers at once: they stay in a CPU's cache
 
 
 @dataclass(frozen=True)
@@ -32,15 +41,25 @@ class Carry:
     document_BM: Tensor
 
 
+class SourceCache(Protocol):
+    """Neighbour states of a trained network, by row and layer."""
+
+    def sources(self, graph: Graph) -> Iterator[Sources]:
+        """What the inter edges of each layer read."""
+        ...
+
+
 class GnnModel(nn.Module):
     """context and neighbour states in, context states for the frozen softmax out."""
 
-    embeddings_VD: Tensor
+    features_VE: Tensor
 
     def __init__(self, options: GnnOptions, embeddings_VD: Tensor) -> None:
         super().__init__()
         self.options = options
-        self.register_buffer("embeddings_VD", embeddings_VD, persistent=False)
+        self.checkpoint = False  # compute window states anew in the backward pass instead of keeping them
+        if options.token_features:
+            self.register_buffer("features_VE", token_features(embeddings_VD), persistent=False)
         self.layers = nn.ModuleList(
             GnnLayer(options, last=number == options.layers - 1) for number in range(options.layers)
         )
@@ -51,31 +70,90 @@ class GnnModel(nn.Module):
                 nn.init.zeros_(self.widen.weight)
                 nn.init.zeros_(self.widen.bias)
 
-    def forward(self, graph: Graph, carry: Carry | None = None) -> tuple[Tensor, Carry]:
+    def forward(
+        self, graph: Graph, carry: Carry | None = None, cache: SourceCache | None = None
+    ) -> tuple[Tensor, Carry]:
         """Updated states [B, T, D], and what the next block of the same texts needs."""
         options = self.options
         batch, tokens = graph.document_BT.shape
         context_BTD = self._enter(graph.context_BTD, CONTEXT)
-        window_UWD = self._enter(graph.windows.states_UWD, NEIGHBOUR)
         if carry is None:
             nothing = context_BTD.new_zeros(batch, 0, options.width)
             carry = Carry((nothing,) * options.layers, graph.document_BT[:, :0])
         document_BS = torch.cat([carry.document_BM, graph.document_BT], dim=1)
         band_BTS = band_mask(document_BS, tokens, options.context)
-        window_tokens = self._token_features(graph) if options.token_features else None
         seen = document_BS.shape[1]
         drop = seen - min(seen, options.context - 1)
         inputs = []
-        sources_UWC: Tensor | None = None  # the same for all layers while windows do not change
-        for layer, past_BMD in zip(self.layers, carry.inputs, strict=True):
+        per_layer = cache.sources(graph) if cache else self.sources(graph)
+        for layer, past_BMD, sources in zip(self.layers, carry.inputs, per_layer, strict=True):
             inputs.append(torch.cat([past_BMD, context_BTD], dim=1)[:, drop:].detach())
-            assert isinstance(layer, GnnLayer)
-            if sources_UWC is None:
-                sources_UWC = layer.sources(window_UWD, window_tokens)
-            context_BTD, window_UWD = layer(context_BTD, past_BMD, band_BTS, window_UWD, sources_UWC, graph)
-            if layer.updates_neighbours:
-                sources_UWC = None
+            context_BTD = layer(context_BTD, past_BMD, band_BTS, sources, graph)
         return self._leave(graph.context_BTD, context_BTD), Carry(tuple(inputs), document_BS[:, drop:])
+
+    # -- neighbour states ----------------------------------------------------------------------------------
+
+    def sources(self, graph: Graph) -> Iterator[Sources]:
+        """What the inter edges of each layer read, computed from the windows' states."""
+        windows, slots = graph.windows, self.options.inter_slots
+        states_PD = self.enter_windows(windows.states_PD)
+        static_PD = self.layer(0).pre_norm(states_PD)
+        static_NS = edge_lines(graph, windows.place_UW[:, slots])
+        mask_NS = edge_mask(graph, slots)
+        extra_tables: tuple[Tensor, ...] = ()
+        extra_lines: tuple[Tensor, ...] = ()
+        if self.options.token_features:
+            extra_tables, extra_lines = (self.features_VE,), (self.features(windows.tokens_P)[static_NS],)
+        updated = self.window_states(states_PD, windows.place_UW, windows.slot_UW)
+        for number in range(self.options.layers):
+            if number == 0 or not self.options.neighbour_updates:
+                table, lines_NS = static_PD, static_NS
+            else:
+                window_UWD = next(updated)
+                lines_UW = torch.arange(window_UWD.shape[0] * window_UWD.shape[1]).view(window_UWD.shape[:2])
+                lines_NS = edge_lines(graph, lines_UW.to(mask_NS.device)[:, slots])
+                table = self.layer(number).pre_norm(window_UWD).flatten(0, 1)
+            yield Sources((table, *extra_tables), (lines_NS, *extra_lines), mask_NS)
+
+    def window_states(self, states_PD: Tensor, place_UW: Tensor, slot_UW: Tensor) -> Iterator[Tensor]:
+        """Window states [U, W, D] after each layer that updates them, from the states that enter the first."""
+        layers = [layer for layer in map(self.layer, range(self.options.layers)) if layer.updates_neighbours]
+        if not layers:
+            return iter(())
+        weights = [layer.window_weights() for layer in layers]
+
+        def through(place_uW: Tensor, slot_uW: Tensor) -> tuple[Tensor, ...]:
+            lines_p, place_uW = torch.unique(place_uW, return_inverse=True)
+            states, out = states_PD[lines_p], []
+            for layer, own in zip(layers, weights, strict=True):
+                out.append(layer.update_windows(states, place_uW, slot_uW, own))
+                states = out[-1].flatten(0, 1)
+                place_uW = torch.arange(len(states), device=states.device).view_as(slot_uW)
+            return tuple(out)
+
+        chunk = max(1, CHUNK_SLOTS // place_UW.shape[1])
+        parts = []
+        for place_uW, slot_uW in zip(place_UW.split(chunk), slot_UW.split(chunk), strict=True):
+            if self.checkpoint and torch.is_grad_enabled():
+                parts.append(checkpoint(through, place_uW, slot_uW, use_reentrant=False))
+            else:
+                parts.append(through(place_uW, slot_uW))
+        return (torch.cat(layer_parts) for layer_parts in zip(*parts, strict=True))
+
+    def enter_windows(self, states_PD: Tensor) -> Tensor:
+        """Neighbour states as the first layer takes them."""
+        return self._enter(states_PD, NEIGHBOUR)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """The lines of tokens in the table of token features."""
+        return torch.where(tokens < 0, len(self.features_VE) - 1, tokens)
+
+    def layer(self, number: int) -> GnnLayer:
+        layer = self.layers[number]
+        assert isinstance(layer, GnnLayer)
+        return layer
+
+    # -- in, out, on disk ----------------------------------------------------------------------------------
 
     def _enter(self, states: Tensor, kind: int) -> Tensor:
         if self.options.width == self.options.base_width:
@@ -88,12 +166,6 @@ class GnnModel(nn.Module):
             return context_BTD
         widened: Tensor = self.widen(context_BTD)
         return base_BTD + widened if self.options.zero_start else widened
-
-    def _token_features(self, graph: Graph) -> Tensor:
-        """The frozen embedding of each window node's own token, at unit scale; zero past a document's last token."""
-        tokens_UW = graph.windows.tokens_UW
-        embedded_UWD = self.embeddings_VD[tokens_UW.clamp(min=0)]
-        return F.layer_norm(embedded_UWD, embedded_UWD.shape[-1:]) * (tokens_UW >= 0)[..., None]
 
     def save(self, path: Path) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
@@ -110,3 +182,20 @@ class GnnModel(nn.Module):
         model = cls(options, embeddings_VD)
         model.load_state_dict(load_file(path))
         return model
+
+
+def token_features(embeddings_VD: Tensor) -> Tensor:
+    """Frozen embeddings at unit scale, and a last line of zeros for the position past a document's end."""
+    scaled_VD = F.layer_norm(embeddings_VD, embeddings_VD.shape[-1:])
+    return torch.cat([scaled_VD, torch.zeros_like(scaled_VD[:1])])
+
+
+def edge_lines(graph: Graph, lines_US: Tensor) -> Tensor:
+    """The line of every inter edge's source, [N, S], from the lines of the slots they lead from."""
+    return lines_US[graph.rows_BTK.flatten(0, 1)].flatten(1)
+
+
+def edge_mask(graph: Graph, slots: slice) -> Tensor:
+    """Which inter edges are real, [N, S]."""
+    mask_BTKS = graph.edge_BTK[..., None] & graph.windows.slot_UW[:, slots][graph.rows_BTK]
+    return mask_BTKS.flatten(0, 1).flatten(1)

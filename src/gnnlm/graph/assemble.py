@@ -28,20 +28,33 @@ class Assembler:
     left: int
     right: int
 
-    def __call__(self, positions_BT: Tensor, k: int) -> Graph:
-        """The graph over the positions with the k nearest rows of each."""
+    def __call__(self, positions_BT: Tensor, k: int, states: bool = True) -> Graph:
+        """The graph over the positions with the k nearest rows of each.
+
+        Without `states`, windows say where they stand in the store and hold nothing of it: for a network that
+        has a cache to read from.
+        """
         lines = positions_BT.numpy()
         return build_graph(
             self.queries.gather(positions_BT),
             self.queries.document_P[positions_BT],
             torch.from_numpy(self.ids[lines, :k].astype(np.int64)),
             torch.from_numpy(self.similarity[lines, :k].astype(np.float32)),
-            self.windows,
+            self.windows if states else self.places,
+            distinct=states,
         )
 
     def windows(self, rows_U: Tensor) -> Windows:
+        """Windows with the states and tokens of the distinct positions they touch."""
+        bare = self.places(rows_U)
+        positions_P, place_UW = torch.unique(bare.place_UW, return_inverse=True)
+        states_PD, tokens_P = self.store.gather(positions_P), self.store.tokens_P[positions_P]
+        return Windows(rows_U, place_UW, bare.slot_UW, states_PD, tokens_P)
+
+    def places(self, rows_U: Tensor) -> Windows:
+        """Windows as places in the store."""
         store = self.store
         positions_UW, inside_UW = window_positions(
             rows_U, store.first_P[rows_U], store.last_P[rows_U], self.left, self.right
         )
-        return Windows(store.gather(positions_UW), store.tokens_P[positions_UW], inside_UW)
+        return Windows(rows_U, positions_UW, inside_UW, torch.empty(0, store.width), store.tokens_P)

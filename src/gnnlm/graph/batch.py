@@ -1,8 +1,9 @@
 """The graph of a batch, as tensors: no edge lists, no loop over tokens.
 
-Context nodes are B blocks of T consecutive positions. Neighbour nodes are the windows of the U distinct
-rows that the batch retrieves; two context tokens that retrieve the same row share its window, and windows
-of different rows are never joined, even where they overlap in the corpus.
+Context nodes are B blocks of T consecutive positions. Neighbour nodes are the windows of the U rows that the
+batch retrieves, each slot a line in a table of the P positions they touch. Two context tokens that retrieve the
+same row share its window, and windows of different rows are never joined, even where they overlap in the
+corpus: they share what is read from the store, not what becomes of it.
 
     intra, context:    j -> i where j <= i, i - j < context, same document    (band_mask)
     intra, neighbour:  adjacent slots of one window                           (the layer knows)
@@ -10,13 +11,13 @@ of different rows are never joined, even where they overlap in the corpus.
 
 Knows nothing of files, indexes or models.
 
-Shapes: B blocks, T tokens, K neighbours, U distinct rows, W window slots, D width.
+Shapes: B blocks, T tokens, K neighbours, U rows, W window slots, P positions, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -24,14 +25,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of distinct rows: states, own tokens, and which slots lie inside their document."""
+    """The windows of rows: where each slot's position stands in a table, and whether it lies in the row's document."""
 
-    states_UWD: Tensor
-    tokens_UW: Tensor
+    rows_U: Tensor
+    place_UW: Tensor
     slot_UW: Tensor
+    states_PD: Tensor
+    tokens_P: Tensor
 
     def to(self, device: torch.device) -> Windows:
-        return Windows(*(t.to(device) for t in (self.states_UWD, self.tokens_UW, self.slot_UW)))
+        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,7 @@ class Graph:
     windows: Windows
 
     def to(self, device: torch.device) -> Graph:
-        moved = {
-            name: getattr(self, name).to(device)
-            for name in ("context_BTD", "document_BT", "rows_BTK", "edge_BTK", "similarity_BTK", "windows")
-        }
-        return replace(self, **moved)
+        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
 def distinct_rows(neighbours_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,9 +89,17 @@ def build_graph(
     neighbours_BTK: Tensor,
     similarity_BTK: Tensor,
     windows_of: Callable[[Tensor], Windows],
+    distinct: bool = True,
 ) -> Graph:
-    """Join context blocks with the windows of what they retrieve."""
-    rows_U, rows_BTK, edge_BTK = distinct_rows(neighbours_BTK)
+    """Join context blocks with the windows of what they retrieve.
+
+    Unless `distinct`, each neighbour has a window to itself: right where nothing is computed per window.
+    """
+    if distinct:
+        rows_U, rows_BTK, edge_BTK = distinct_rows(neighbours_BTK)
+    else:
+        rows_U, edge_BTK = neighbours_BTK.flatten().clamp(min=0), neighbours_BTK >= 0
+        rows_BTK = torch.arange(len(rows_U)).view_as(neighbours_BTK)
     similarity_BTK = similarity_BTK.masked_fill(~edge_BTK, 0.0)
     return Graph(context_BTD, document_BT, rows_BTK, edge_BTK, similarity_BTK, windows_of(rows_U))
 

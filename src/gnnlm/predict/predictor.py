@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnlm.gnn.model import Carry, GnnModel
+from gnnlm.gnn.model import Carry, GnnModel, SourceCache
 from gnnlm.graph.assemble import Assembler
 from gnnlm.lm.head import SoftmaxHead
 from gnnlm.predict.knn import Mix, knn_log_probs, knn_target_log_probs, mix_log_probs
@@ -45,6 +45,7 @@ class Predictor:
     graph_k: int
     base_mix: Mix
     gnn_mix: Mix
+    cache: SourceCache | None = None
 
     @torch.inference_mode()
     def blocks(self, source: Assembler, size: int) -> Iterator[Block]:
@@ -53,8 +54,8 @@ class Predictor:
         device = self.head.weight_VD.device
         carry: Carry | None = None
         for positions_N in torch.arange(len(source.queries)).split(size):
-            graph = source(positions_N[None], self.graph_k).to(device)
-            gnn_BND, carry = self.model(graph, carry)
+            graph = source(positions_N[None], self.graph_k, states=self.cache is None).to(device)
+            gnn_BND, carry = self.model(graph, carry, self.cache)
             yield Block(positions_N, graph.context_BTD[0], gnn_BND[0])
 
     @torch.inference_mode()

@@ -1,0 +1,137 @@
+"""What an open book costs: tokens/s of the whole model against its base model, on a real run.
+
+    .venv/bin/python benchmarks/scoring.py [--run runs/demo] [--json]
+
+From tokens to log-probabilities of the test split's first tokens, everything in one process and on the same threads:
+- base: the frozen LM and its softmax, at its fastest batch size;
+- base + GNN at k = 8, 32, 128 with precomputed neighbours (what the paper's figure shows), through the run's cache;
+- base + GNN + kNN with live search: k = 1024 neighbours looked up for every token, the first k of them in the graph.
+`slowdown` is time per token over the base model's. Building the cache, once per network, is not counted; `gnnlm cache`
+says how long it takes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+from common import arguments, open_run, report
+from torch import Tensor
+
+from gnnlm.corpus.windows import plan_windows
+from gnnlm.datastore.encode import Job, encode_jobs, round_states
+from gnnlm.datastore.store import States
+from gnnlm.graph.assemble import Assembler
+from gnnlm.predict.predictor import Predictor
+from gnnlm.retrieval.index import open_index
+
+BATCHES = (512, 1024, 2048)
+
+
+class Scorer:
+    """The first documents of a run's test split, scored in ever more ways."""
+
+    def __init__(self, run: str, tokens: int) -> None:
+        self.run = open_run(run)
+        self.lm, self.config = self.run.lm, self.run.config
+        stream = self.run.streams["test"]
+        documents = int(np.searchsorted(stream.starts, tokens))
+        self.end = int(stream.starts[documents])
+        self.starts = torch.from_numpy(np.array(stream.starts[: documents + 1], dtype=np.int64))
+        self.tokens = torch.from_numpy(np.array(stream.tokens[: self.end], dtype=np.int64))
+        self.jobs = []
+        for start, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
+            document = self.tokens[start : end - 1].numpy()
+            plan = plan_windows(len(document), self.config.lm.window, self.config.lm.context)
+            self.jobs += [Job(window, document[window.start : window.stop]) for window in plan]
+        self.index = open_index(self.run.artifact("index"), self.config.index.probes)
+        self.table = self.run.assembler("test")
+        self.predictor = self.run.predictor
+
+    def base_states(self, batch: int) -> States:
+        states = round_states(encode_jobs(self.lm, self.jobs, batch), self.config.store.dtype)
+        return States.make(torch.from_numpy(states), self.tokens, self.starts)
+
+    def head(self, states_ND: Tensor) -> Tensor:
+        real = self.tokens >= 0
+        return self.run.head.target_log_probs(states_ND[real], self.tokens[real])
+
+    @torch.inference_mode()
+    def base(self, batch: int) -> None:
+        self.head(self.base_states(batch).gather(torch.arange(self.end)))
+
+    @torch.inference_mode()
+    def gnn(self, batch: int, k: int) -> None:
+        """Base and GNN states, one softmax."""
+        queries = self.base_states(batch)
+        source = replace(self.table, queries=queries, ids=self.table.ids[: self.end])
+        self.head(torch.cat([block.gnn_ND for block in self.with_k(k).blocks(source, self.config.eval.block)]))
+
+    @torch.inference_mode()
+    def gnn_knn(self, batch: int, k: int) -> None:
+        """Base and GNN states, live search, one softmax and one mix."""
+        from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs
+        from gnnlm.predict.predictor import neighbour_tokens
+
+        queries = self.base_states(batch)
+        ids, similarity = self.index.search(queries.states_PD.numpy(), self.config.search.k)
+        source = Assembler(queries, self.table.store, ids, similarity, self.table.left, self.table.right)
+        states = torch.cat([block.gnn_ND for block in self.with_k(k).blocks(source, self.config.eval.block)])
+        real = self.tokens >= 0
+        mix, targets = self.predictor.gnn_mix, self.tokens[real]
+        found = neighbour_tokens(source, torch.arange(self.end)[real])
+        mix_log_probs(self.head(states), knn_target_log_probs(*found, targets, mix.k, mix.temperature), mix.weight)
+
+    def with_k(self, k: int) -> Predictor:
+        return replace(self.predictor, graph_k=k)
+
+
+def seconds(work: object, *given: int) -> float:
+    """The better of two, after none to warm up: a pass is long."""
+    times = []
+    for _ in range(2):
+        began = time.perf_counter()
+        work(*given)  # type: ignore[operator]
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--tokens", type=int, default=3000, help="about how many test tokens are scored")
+    parser.add_argument("--k", type=int, nargs="+", default=[8, 32, 128])
+    given = parser.parse_args()
+    scorer = Scorer(given.run, given.tokens)
+    scorer.base(BATCHES[0])
+    by_batch = {batch: seconds(scorer.base, batch) for batch in BATCHES}
+    batch = min(by_batch, key=lambda size: by_batch[size])
+    base = by_batch[batch]
+    cases = []
+    for k in given.k:
+        base = min(base, seconds(scorer.base, batch))  # again beside each case: the machine's mood is part of both
+        gnn, full = seconds(scorer.gnn, batch, k), seconds(scorer.gnn_knn, batch, k)
+        cases.append({"k": k, "gnn_s": gnn, "full_s": full})
+    count = scorer.end
+    report(
+        f"whole model, {count:,} test tokens, {len(scorer.index):,} rows in the store",
+        [
+            {
+                "k": case["k"],
+                "slowdown": case["gnn_s"] / base,
+                "slowdown_with_search": case["full_s"] / base,
+                "tokens_per_s": count / case["gnn_s"],
+                "tokens_per_s_with_search": count / case["full_s"],
+            }
+            for case in cases
+        ],
+        given.json,
+        base_tokens_per_s=round(count / base),
+        base_batch_tokens=batch,
+        cache=scorer.run.artifact("cache").facts["form"],
+    )
+
+
+if __name__ == "__main__":
+    main()

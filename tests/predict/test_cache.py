@@ -1,0 +1,183 @@
+"""Cached forms against the network that computes its neighbour states, and against the edge-list oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gnnlm.artifact import Draft
+from gnnlm.config import CacheConfig, GnnConfig
+from gnnlm.datastore.quantize import CodedTable
+from gnnlm.datastore.store import States
+from gnnlm.errors import ArtifactError, ConfigError
+from gnnlm.gnn.model import GnnModel
+from gnnlm.graph.assemble import Assembler
+from gnnlm.predict import cache as module
+from gnnlm.predict.cache import WindowCache, build_cache, open_cache, table_shapes
+from tests.gnn.test_layer import CASES, EMBEDDINGS, make_model
+from tests.reference.layer import run_model
+
+ROWS = 40
+
+
+def source(k: int = 5, rows: int = ROWS, width: int = 8, seed: int = 0) -> Assembler:
+    """A store of small documents and queries with shared, doubled and missing neighbours."""
+    g = torch.Generator().manual_seed(seed)
+    starts = torch.tensor([0, 7, 8, 20, rows])
+    store = States.make(
+        torch.randn(rows, width, generator=g).half(), torch.randint(-1, 11, (rows,), generator=g), starts
+    )
+    queries = States.make(torch.randn(12, width, generator=g), torch.randint(0, 11, (12,)), torch.tensor([0, 5, 12]))
+    ids = torch.randint(0, rows, (12, k), generator=g)
+    ids[:, 1] = ids[:, 0]
+    ids[3], ids[4, 2:] = -1, -1
+    similarity = 0.9 + 0.1 * torch.rand(12, k, generator=g)
+    return Assembler(queries, store, ids.numpy(), similarity.numpy(), left=1, right=1)
+
+
+def scored(model: GnnModel, data: Assembler, cache: WindowCache | None) -> Tensor:
+    graph = data(torch.arange(12)[None], data.ids.shape[1], states=cache is None)
+    with torch.inference_mode():
+        return model(graph, cache=cache)[0]
+
+
+def built(tmp_path: Path, model: GnnModel, data: Assembler, **config: Any) -> WindowCache | None:
+    with Draft(tmp_path / "cache", "cache", {}) as draft:
+        artifact = build_cache(draft, model, data, 5, CacheConfig(**config), seed=0, device="cpu")
+    return open_cache(artifact, model, "cpu")
+
+
+NAMES = ["paper", "released", "default", "default with neighbour updates", "own width", "centre of the default"]
+
+
+@pytest.mark.parametrize("form", ["states", "projected"])
+@pytest.mark.parametrize("name", NAMES)
+def test_single_precision_forms(tmp_path: Path, name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARD", 16)  # shards that cut documents
+    model, data = make_model(CASES[name]).float(), source()
+    cache = built(tmp_path, model, data, form=form, dtype="fp32")
+    assert cache is not None
+    got = scored(model, data, cache)
+    torch.testing.assert_close(got, scored(model, data, None), rtol=1e-5, atol=1e-5)
+    graph = data(torch.arange(12)[None], 5)
+    torch.testing.assert_close(got, run_model(model, graph, EMBEDDINGS.float()), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["states", "projected"])
+def test_half_precision_rounds_the_tables_and_nothing_else(tmp_path: Path, form: str) -> None:
+    model, data = make_model(CASES["paper"]).float(), source()
+    exact = built(tmp_path / "a", model, data, form=form, dtype="fp32")
+    half = built(tmp_path / "b", model, data, form=form, dtype="fp16")
+    assert exact is not None
+    assert half is not None
+    rounded = WindowCache(model, exact.projected, [t.half().float() for t in exact.tables if isinstance(t, Tensor)])
+    torch.testing.assert_close(scored(model, data, half), scored(model, data, rounded), rtol=1e-6, atol=1e-6)
+
+
+def test_codes_are_read_as_the_states_they_stand_for(tmp_path: Path) -> None:
+    model, data = make_model(CASES["paper"]).float(), source(rows=400)
+    cache = built(tmp_path, model, data, form="states", dtype="pq", bytes=4)
+    assert cache is not None
+    decoded = [t.decode(torch.arange(len(t))) for t in cache.tables if isinstance(t, CodedTable)]
+    assert len(decoded) == 3
+    plain = WindowCache(model, False, decoded)
+    torch.testing.assert_close(scored(model, data, cache), scored(model, data, plain), rtol=1e-4, atol=1e-4)
+
+
+def test_a_quantized_store_is_read_as_its_decoded_states(tmp_path: Path) -> None:
+    """The whole way: oracle, network and cache over the states that the codes stand for."""
+    from gnnlm.datastore.quantize import train_quantizer
+
+    model, data = make_model(CASES["paper"]).float(), source(rows=400)
+    states = data.store.gather(torch.arange(400)).numpy()
+    quantizer = train_quantizer(states, 4, seed=0)
+    table = CodedTable(torch.from_numpy(quantizer.encode(states)), quantizer)
+    coded = Assembler(data.queries, data.store.coded(table), data.ids, data.similarity, 1, 1)
+    graph = coded(torch.arange(12)[None], 5)
+    torch.testing.assert_close(
+        graph.windows.states_PD[graph.windows.place_UW[:, 1]], table.decode(graph.windows.rows_U), rtol=1e-5, atol=1e-5
+    )
+    want = run_model(model, graph, EMBEDDINGS.float())
+    torch.testing.assert_close(scored(model, coded, None), want, rtol=1e-4, atol=1e-4)
+    cache = built(tmp_path, model, coded, form="projected", dtype="fp32")
+    torch.testing.assert_close(scored(model, coded, cache), want, rtol=1e-4, atol=1e-4)
+
+
+def test_resumed_tables_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARD", 16)
+    model, data = make_model(CASES["paper"]).float(), source()
+    config = CacheConfig(form="projected")
+
+    def build(folder: Path) -> Any:
+        with Draft(folder / "cache", "cache", {}) as draft:
+            return build_cache(draft, model, data, 5, config, seed=0, device="cpu")
+
+    whole = build(tmp_path / "whole")
+    made, calls = module._rows_of, 0
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return made(*args)
+
+    monkeypatch.setattr(module, "_rows_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "twice")
+    monkeypatch.setattr(module, "_rows_of", made)
+    resumed = build(tmp_path / "twice")
+    assert {n: f["sha256"] for n, f in resumed.manifest["files"].items()} == {
+        n: f["sha256"] for n, f in whole.manifest["files"].items()
+    }
+
+
+def test_only_what_is_read_is_kept() -> None:
+    paper, released, default = (make_model(CASES[name]).options for name in ("paper", "released", "default"))
+    assert table_shapes(paper, False, 9) == [(9, 8), (9, 3, 8), (9, 3, 8)]
+    assert table_shapes(released, False, 9) == [(9, 8), (9, 1, 8), (9, 1, 8)]  # the centre alone
+    assert table_shapes(default, False, 9) == [(9, 8)]  # windows never change: one table serves all layers
+    assert table_shapes(default, True, 9) == [(9, 16)] * 3
+
+
+def test_auto_stays_within_its_limit(tmp_path: Path) -> None:
+    model, data = make_model(CASES["paper"]).float(), source()
+    assert built(tmp_path / "none", model, data, form="auto", limit_gb=0) is None
+    with Draft(tmp_path / "auto", "cache", {}) as draft:
+        facts = build_cache(draft, model, data, 5, CacheConfig(), seed=0, device="cpu").facts
+    assert [trial["form"] for trial in facts["trials"]] == ["none", "states", "projected"]
+    fastest = min(facts["trials"], key=lambda trial: trial["seconds"])
+    assert facts["form"] == fastest["form"]
+
+
+def test_states_too_large_for_half_precision(tmp_path: Path) -> None:
+    model, data = make_model(CASES["paper"]).float(), source()
+    with torch.no_grad():
+        model.layer(0).output[1].mul_(1e6)
+    with pytest.raises(ArtifactError, match=r"do not fit in fp16 .* set cache.dtype: fp32"):
+        built(tmp_path, model, data, form="states", dtype="fp16")
+
+
+def test_refusals() -> None:
+    from gnnlm.config import parse_config
+
+    with pytest.raises(ConfigError, match="dtype pq is for form states"):
+        parse_config({"run": "x", "cache": {"form": "projected", "dtype": "pq"}})
+
+
+def test_more_neighbours_than_rows(tmp_path: Path) -> None:
+    """k larger than the store: the table is padded with what is not there."""
+    model, data = make_model(GnnConfig(preset="paper", heads=2, dropout=0)).float(), source()
+    ids = np.concatenate([data.ids, np.full((12, 60), -1)], axis=1)
+    similarity = np.concatenate([data.similarity, np.full((12, 60), -np.inf, dtype=np.float32)], axis=1)
+    wide = Assembler(data.queries, data.store, ids, similarity, 1, 1)
+    cache = built(tmp_path, model, data, form="projected", dtype="fp32")
+    want = scored(model, data, None)
+    for out in (scored(model, wide, None), scored(model, wide, cache)):
+        assert torch.isfinite(out).all()
+        torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
