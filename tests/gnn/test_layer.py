@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gnnlm.gnn.model as model_module
 from gnnlm.config import GnnConfig
 from gnnlm.gnn.model import GnnModel
 from gnnlm.gnn.options import resolve_options
@@ -49,27 +50,38 @@ def test_matches_edge_lists(name: str) -> None:
     torch.testing.assert_close(got, run_model(model, graph, EMBEDDINGS), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["paper", "released", "default", "default with neighbour updates"])
-def test_gradients_match_edge_lists(name: str) -> None:
+PRESETS = ["paper", "released", "default", "default with neighbour updates"]
+
+
+@pytest.mark.parametrize("chunk", [2048, 3])
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("name", PRESETS)
+def test_gradients_match_edge_lists(name: str, checkpoint: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_module, "CHUNK_SLOTS", chunk)  # three slots: a window at a time
     model = make_model(CASES[name])
+    model.checkpoint = checkpoint
     graph = random_graph()
-    weights = torch.randn(graph.context_BTD.shape, dtype=torch.float64)
+    ours = gradients(model, model(graph)[0])
+    theirs = gradients(model, run_model(model, graph, EMBEDDINGS))
+    for parameter, gradient in ours.items():
+        largest = float(theirs[parameter].abs().max())
+        torch.testing.assert_close(gradient, theirs[parameter], rtol=1e-10, atol=1e-10 * max(1.0, largest))
+
+
+def gradients(model: GnnModel, out: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of a fixed sum of the result, by trained parameter."""
+    weights = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(out.dtype)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    ours = torch.autograd.grad((model(graph)[0] * weights).sum(), list(trained.values()), allow_unused=True)
-    theirs = torch.autograd.grad(
-        (run_model(model, graph, EMBEDDINGS) * weights).sum(), list(trained.values()), allow_unused=True
-    )
-    for parameter, a, b in zip(trained, ours, theirs, strict=True):
-        assert a is not None, parameter
-        b = torch.zeros_like(a) if b is None else b
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=lambda m, p=parameter: f"{p}: {m}")
+    found = torch.autograd.grad((out * weights).sum(), list(trained.values()), allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(trained.items(), found, strict=True)}
 
 
-@pytest.mark.parametrize("name", ["paper", "released", "default"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_single_precision(name: str) -> None:
-    model = make_model(CASES[name])
-    graph = random_graph()
-    exact, _ = model(graph)
+    """Results against the largest result, gradients against the largest gradient."""
+    model, graph = make_model(CASES[name]), random_graph()
+    exact = run_model(model, graph, EMBEDDINGS)
+    want = gradients(model, exact)
     single = dataclasses.replace(
         graph,
         context_BTD=graph.context_BTD.float(),
@@ -77,7 +89,10 @@ def test_single_precision(name: str) -> None:
         windows=dataclasses.replace(graph.windows, states_PD=graph.windows.states_PD.float()),
     )
     got, _ = model.float()(single)
-    torch.testing.assert_close(got, exact.float(), rtol=2e-5, atol=2e-5)
+    assert (got - exact).abs().max() <= 1e-5 * exact.abs().max()
+    largest = max(gradient.abs().max() for gradient in want.values())
+    for parameter, gradient in gradients(model, got).items():
+        assert (gradient - want[parameter]).abs().max() <= 1e-5 * largest, parameter
 
 
 def test_unused_weights_are_frozen() -> None:
