@@ -4,13 +4,14 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
-.PHONY: demo test lint types unit test-slow docs clean
+.PHONY: demo test lint types unit test-slow bench docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       from Python's own documentation to the four rows, in minutes"
 	@echo "make test       lint, types and every test"
 	@echo "make test-slow  the tests that need the pretrained model"
+	@echo "make bench      speed and memory against PyTorch Geometric and the base model, on the demo's run"
 	@echo "make docs       write docs/cli.md and docs/config.md anew"
 
 .venv/ready: pyproject.toml constraints.txt Makefile
@@ -37,6 +38,13 @@ unit: .venv/ready
 
 test-slow: .venv/ready
 	$(BIN)/pytest -m slow
+
+bench: .venv/ready
+	$(PIP) install -c constraints.txt -e '.[bench]'
+	$(BIN)/gnnlm demo > /dev/null
+	$(BIN)/python benchmarks/gnn_layer.py
+	$(BIN)/python benchmarks/scoring.py
+	$(BIN)/python benchmarks/training.py
 
 docs: .venv/ready
 	$(BIN)/python docs/generate.py

@@ -163,22 +163,31 @@ class GnnLayer(nn.Module):
         return query, self._weights("key", NEIGHBOUR), self._value_weights(NEIGHBOUR, INTRA)
 
     def update_windows(
-        self, states_RD: Tensor, place_UW: Tensor, slot_UW: Tensor, weights: tuple[Weights, Weights, Weights]
+        self,
+        states_RD: Tensor,
+        place_UW: Tensor,
+        slot_UW: Tensor,
+        weights: tuple[Weights, Weights, Weights],
+        targets: range,
     ) -> Tensor:
-        """New states of windows whose slots are lines of a table, [U, W, D].
+        """New states of the target slots of windows whose slots are lines of a table, [U, targets, D].
 
         Edges join adjacent slots, both ways, and a slot with itself where there are self-loops.
         """
         slots = range(place_UW.shape[1])
-        near = [[s for s in (w - 1, w, w + 1) if s in slots and (s != w or self.options.self_loops)] for w in slots]
-        asking = [w for w in slots if len(near[w]) > 1]
+        near = {
+            w: [s for s in (w - 1, w, w + 1) if s in slots and (s != w or self.options.self_loops)] for w in targets
+        }
+        asking = [w for w in targets if len(near[w]) > 1]
         asked = sorted({s for w in asking for s in near[w]})
+        heard = sorted({s for w in targets for s in near[w]} | {targets[0]})
         x_RD = self.pre_norm(states_RD)
         query, key, value = (
-            dict(zip(some, self._split(_linear_at(x_RD, place_UW[:, some], w)).unbind(1), strict=True))
-            for some, w in zip((asking, asked, list(slots)), weights, strict=True)
+            dict(zip(some, self._split(_linear_at(x_RD, place_UW[:, some], own)).unbind(1), strict=True))
+            for some, own in zip((asking, asked, heard), weights, strict=True)
         )
-        alike = [w if w in asking else near.index(near[w]) for w in slots]  # who hears one neighbour hears the same
+        # who hears one neighbour hears the same as others who hear only it
+        alike = [w if w in asking else next(v for v in targets if near[v] == near[w]) for w in targets]
         messages = {}
         for w in sorted(set(alike)):
             if w in asking:
@@ -186,11 +195,11 @@ class GnnLayer(nn.Module):
                 weights_UHn = masked_softmax(scores_UHn, slot_UW[:, None, near[w]])
                 parts = [weights_UHn[..., n, None] * value[s] for n, s in enumerate(near[w])]
             else:
-                parts = [value[s] * slot_UW[:, s, None, None] for s in near[w]] or [torch.zeros_like(value[w])]
+                parts = [value[s] * slot_UW[:, s, None, None] for s in near[w]] or [torch.zeros_like(value[targets[0]])]
             messages[w] = sum(parts[1:], start=parts[0])
         sums_UmD = _linear(torch.stack(list(messages.values()), dim=1).flatten(-2), self._weights("output", NEIGHBOUR))
-        heard_UWD = sums_UmD[:, [list(messages).index(w) for w in alike]]
-        return self._post_norm(states_RD[place_UW] + heard_UWD, NEIGHBOUR)
+        added_UtD = sums_UmD[:, [list(messages).index(w) for w in alike]]
+        return self._post_norm(states_RD[place_UW[:, list(targets)]] + added_UtD, NEIGHBOUR)
 
     def _edge_bias(self, graph: Graph) -> Tensor:
         """What the default adds to inter scores, [N, H, S]: a bias per slot and a weight on similarity."""

@@ -109,26 +109,30 @@ class GnnModel(nn.Module):
             if number == 0 or not self.options.neighbour_updates:
                 table, lines_NS = static_PD, static_NS
             else:
-                window_UWD = next(updated)
-                lines_UW = torch.arange(window_UWD.shape[0] * window_UWD.shape[1]).view(window_UWD.shape[:2])
-                lines_NS = edge_lines(graph, lines_UW.to(mask_NS.device)[:, slots])
-                table = self.layer(number).pre_norm(window_UWD).flatten(0, 1)
+                window_USD = next(updated)
+                table = self.layer(number).pre_norm(window_USD).flatten(0, 1)
+                lines_NS = edge_lines(graph, torch.arange(len(table), device=table.device).view(window_USD.shape[:2]))
             yield Sources((table, *extra_tables), (lines_NS, *extra_lines), mask_NS)
 
     def window_states(self, states_PD: Tensor, place_UW: Tensor, slot_UW: Tensor) -> Iterator[Tensor]:
-        """Window states [U, W, D] after each layer that updates them, from the states that enter the first."""
+        """Window states after each layer that updates them, of the slots that inter edges lead from, [U, slots, D]."""
         layers = [layer for layer in map(self.layer, range(self.options.layers)) if layer.updates_neighbours]
         if not layers:
             return iter(())
         weights = [layer.window_weights() for layer in layers]
+        read = range(self.options.window)[self.options.inter_slots]
 
         def through(place_uW: Tensor, slot_uW: Tensor) -> tuple[Tensor, ...]:
             lines_p, place_uW = torch.unique(place_uW, return_inverse=True)
             states, out = states_PD[lines_p], []
             for layer, own in zip(layers, weights, strict=True):
-                out.append(layer.update_windows(states, place_uW, slot_uW, own))
-                states = out[-1].flatten(0, 1)
-                place_uW = torch.arange(len(states), device=states.device).view_as(slot_uW)
+                if layer is layers[-1]:  # no later layer asks for the others
+                    out.append(layer.update_windows(states, place_uW, slot_uW, own, read))
+                else:
+                    window_uWD = layer.update_windows(states, place_uW, slot_uW, own, range(slot_uW.shape[1]))
+                    out.append(window_uWD[:, self.options.inter_slots])
+                    states = window_uWD.flatten(0, 1)
+                    place_uW = torch.arange(len(states), device=states.device).view_as(slot_uW)
             return tuple(out)
 
         chunk = max(1, CHUNK_SLOTS // place_UW.shape[1])

@@ -96,7 +96,7 @@ def make_tables(model: GnnModel, windows: Windows, projected: bool) -> list[Tens
     tables = []
     for number in range(len(table_shapes(options, projected, 1))):
         layer, changed = model.layer(number), per_row(options, number)
-        states = next(updated)[:, options.inter_slots] if changed else states_PD
+        states = next(updated) if changed else states_PD
         table = layer.pre_norm(states)
         if projected:
             features = None
