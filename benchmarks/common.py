@@ -79,6 +79,17 @@ def machine() -> str:
     return f"{name}, {torch.get_num_threads()} threads, {memory:.0f} GB, torch {torch.__version__}"
 
 
+def one_by_one(title: str, cases: Sequence[Any], measure: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Measure each case, saying which is on its way."""
+    results = []
+    for number, case in enumerate(cases, 1):
+        began = time.perf_counter()
+        results.append(measure(case))
+        took = time.perf_counter() - began
+        print(f"{title}: {number}/{len(cases)}, {case} took {took:.0f} s", file=sys.stderr, flush=True)
+    return results
+
+
 def report(title: str, cases: list[dict[str, Any]], as_json: bool, **more: Any) -> None:
     """One table, and one JSON object."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))

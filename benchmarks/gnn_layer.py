@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from common import arguments, best_seconds, in_a_process, open_run, peak_bytes, report
+from common import arguments, best_seconds, in_a_process, one_by_one, open_run, peak_bytes, report
 from peers import Dense, EdgeLists
 from torch import Tensor
 
@@ -152,9 +152,8 @@ def main() -> None:
         print(json.dumps({"bytes": memory(Case(**child), given.run, side)}))
         return
     cases = [Case(k, d, heads) for d in given.d for heads in given.heads for k in given.k]
-    report(
-        "GNN, three layers, 128 tokens", [measure(case, given.run) for case in cases], given.json, rows_from=given.run
-    )
+    results = one_by_one("gnn_layer", cases, lambda case: measure(case, given.run))
+    report("GNN, three layers, 128 tokens", results, given.json, rows_from=given.run)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ real run's train split. One thing is varied at a time around k = 32, 4 blocks of
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -79,8 +80,9 @@ def main() -> None:
     plans += [{"preset": "paper", "updates": updates, "precision": "bf16"} for updates in (False, True)]
     plans += [{"preset": "paper", "updates": True, "checkpoint": True}]
     cases: list[dict[str, Any]] = []
-    for plan in plans:
+    for number, plan in enumerate(plans, 1):
         case = {**AROUND, **plan}
+        print(f"training: {number}/{len(plans)}, {plan}", file=sys.stderr, flush=True)
         result = in_a_process(__file__, ["--run", given.run], case)
         half = [c for c in cases if {**case, "k": case["k"] // 2}.items() <= c.items()]
         bare = [

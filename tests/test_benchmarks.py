@@ -1,0 +1,54 @@
+"""The benchmarks run and say what they promise; how fast anything is, no test decides."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnlm.pipeline import Run
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+
+def last_line(script: str, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, str(FOLDER / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def test_scoring(tiny_run: Run) -> None:
+    result = last_line("scoring.py", "--run", str(tiny_run.root), "--tokens", "200", "--k", "2", "8", "--json")
+    assert [case["k"] for case in result["cases"]] == [2, 8]
+    assert all(case["slowdown"] > 0 and case["slowdown_with_search"] > 0 for case in result["cases"])
+
+
+def test_training(tiny_run: Run) -> None:
+    case = {
+        "preset": "paper",
+        "updates": True,
+        "k": 4,
+        "blocks": 1,
+        "reach": 1,
+        "precision": "fp32",
+        "checkpoint": True,
+    }
+    result = last_line("training.py", "--run", str(tiny_run.root), "--child", json.dumps(case))
+    assert result["step_s"] > 0
+    assert result["bytes"] > 1e6
+    assert result["unique_ratio"] >= 1
+
+
+def test_the_network_and_its_peers_agree(tiny_run: Run) -> None:
+    pytest.importorskip("torch_geometric", reason="an extra: pip install -c constraints.txt -e '.[bench]'")
+    given = ("--run", str(tiny_run.root), "--k", "4", "--d", "32", "--heads", "2", "--json")
+    (case,) = last_line("gnn_layer.py", *given)["cases"]
+    assert case["max_error"] < 1e-5
+    fields = ("unique_ratio", "forward_speedup", "uncached_speedup", "train_speedup", "memory_ratio")
+    assert all(case[name] > 0 for name in fields)
