@@ -37,7 +37,7 @@ def open_run(path: str) -> Run:
     return Run(load_config(Path(path)), reading=True)
 
 
-def best_seconds(work: Callable[[], object], tries: int = 3, at_most: float = 20.0) -> float:
+def best_seconds(work: Callable[[], object], tries: int = 3, at_most: float = 8.0) -> float:
     """The fastest of some tries after one to warm up; fewer when they take long."""
     began = time.perf_counter()
     work()
