@@ -27,6 +27,7 @@ from gnnlm.config import GnnConfig
 from gnnlm.gnn.model import GnnModel
 from gnnlm.gnn.options import resolve_options
 from gnnlm.graph.batch import Graph, Windows, build_graph, window_positions
+from gnnlm.lm.head import SoftmaxHead
 from gnnlm.predict.cache import WindowCache, make_tables
 
 TOKENS = 128
@@ -42,7 +43,7 @@ class Case:
     def model(self) -> GnnModel:
         torch.manual_seed(0)
         config = GnnConfig(preset="released", heads=self.heads, dropout=0)
-        model = GnnModel(resolve_options(config, self.d), torch.empty(1, self.d))
+        model = GnnModel(resolve_options(config, self.d), SoftmaxHead(torch.empty(1, self.d)))
         for name, parameter in model.named_parameters():
             if "bias" in name or name.endswith("mu"):
                 parameter.data.add_(0.1 * torch.randn_like(parameter))

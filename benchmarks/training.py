@@ -40,7 +40,7 @@ def measure(case: dict[str, Any], run: str) -> dict[str, Any]:
     )
     torch.manual_seed(0)
     head = made.head
-    model = GnnModel(resolve_options(gnn, head.width), head.weight_VD)
+    model = GnnModel(resolve_options(gnn, head.width), head)
     model.checkpoint = case["checkpoint"]
     source = replace(made.assembler("train"), left=case["reach"], right=case["reach"])
     order = BlockOrder(len(source.queries), 128, case["blocks"], 0)

@@ -4,6 +4,7 @@
     book = gnnlm.open("runs/demo")
     book.score("Return a new list.")       # log-probabilities under the four predictors
     book.neighbors("Return a new list.")   # what each token looked up, and where it stands
+    lm = gnnlm.load_lm("runs/x/lm")        # a base model alone: encode(tokens), log_probs(states)
 
 Importing this package is light: nothing heavy is imported before it is used.
 """
@@ -16,16 +17,22 @@ from gnnlm.errors import GnnlmError
 
 if TYPE_CHECKING:
     from gnnlm.book import Book, open_book as open  # noqa: I001
+    from gnnlm.lm.load import load_lm
 
-__all__ = ["Book", "GnnlmError", "open"]
+__all__ = ["Book", "GnnlmError", "load_lm", "open"]
 __version__ = "0.1.0"
 
-_LAZY = {"Book": "Book", "open": "open_book"}
+_LAZY = {
+    "Book": ("gnnlm.book", "Book"),
+    "open": ("gnnlm.book", "open_book"),
+    "load_lm": ("gnnlm.lm.load", "load_lm"),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        from gnnlm import book
+        from importlib import import_module
 
-        return getattr(book, _LAZY[name])
+        module, attribute = _LAZY[name]
+        return getattr(import_module(module), attribute)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gnnlm.datastore.store import States
     from gnnlm.gnn.model import GnnModel
     from gnnlm.graph.assemble import Assembler
-    from gnnlm.lm.head import SoftmaxHead
-    from gnnlm.lm.hf import HFModel
+    from gnnlm.lm.head import Head
+    from gnnlm.lm.protocol import BaseLM
     from gnnlm.predict.cache import WindowCache
     from gnnlm.predict.predictor import Predictor
 
@@ -181,8 +181,8 @@ class Run:
     # -- parts, loaded when first needed -------------------------------------------------------------------
 
     @cached_property
-    def lm(self) -> HFModel:
-        from gnnlm.lm.hf import load_lm
+    def lm(self) -> BaseLM:
+        from gnnlm.lm.load import load_lm
 
         say(f"loading {self.config.lm.model}")
         return load_lm(self.config.lm)
@@ -216,17 +216,17 @@ class Run:
         return "cuda" if self.config.train.device == "auto" and torch.cuda.is_available() else "cpu"
 
     @cached_property
-    def head(self) -> SoftmaxHead:
-        from gnnlm.datastore.store import load_head
+    def head(self) -> Head:
+        from gnnlm.lm.adaptive_softmax import load_head
 
-        return load_head(self.artifact("encode")).on(self.device)
+        return load_head(self.artifact("encode").path / "head.safetensors").on(self.device)
 
     @cached_property
     def model(self) -> GnnModel:
         """The trained GNN."""
         from gnnlm.gnn.model import GnnModel
 
-        return GnnModel.load(self.artifact("train").path / "model.safetensors", self.head.weight_VD).to(self.device)
+        return GnnModel.load(self.artifact("train").path / "model.safetensors", self.head).to(self.device)
 
     def assembler(self, split: str) -> Assembler:
         from gnnlm.graph.assemble import Assembler

@@ -163,7 +163,7 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     torch.manual_seed(run.config.seed)
     train = run.assembler("train")
     unit = similarity_unit(run.config.index.metric, train.similarity)
-    model = GnnModel(resolve_options(run.config.gnn, run.head.width, unit), run.head.weight_VD.cpu())
+    model = GnnModel(resolve_options(run.config.gnn, run.head.width, unit), run.head)
     model.checkpoint = run.config.train.checkpoint
     with tensorboard(run.root / "tensorboard") as log:
         return train_gnn(draft, model, run.head, train, run.assembler("valid"), run.config.train, run.config.seed, log)

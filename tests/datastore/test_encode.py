@@ -14,15 +14,16 @@ from gnnlm.config import LMConfig
 from gnnlm.corpus.windows import plan_windows
 from gnnlm.datastore.encode import encode_tokens, round_states
 from gnnlm.errors import ModelError
-from gnnlm.lm.hf import HFModel, load_lm
+from gnnlm.lm.load import load_lm
+from gnnlm.lm.protocol import BaseLM
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_lm_dir: Path) -> HFModel:
+def lm(tiny_lm_dir: Path) -> BaseLM:
     return load_lm(LMConfig(model=str(tiny_lm_dir), window=32, context=8))
 
 
-def one_pass(lm: HFModel, tokens: np.ndarray) -> torch.Tensor:
+def one_pass(lm: BaseLM, tokens: np.ndarray) -> torch.Tensor:
     """The model's own hidden states over start token + tokens, no batching, no windows."""
     ids = torch.tensor([[lm.start_token, *tokens.tolist()]])
     with torch.no_grad():
@@ -30,7 +31,7 @@ def one_pass(lm: HFModel, tokens: np.ndarray) -> torch.Tensor:
     return out.hidden_states[-1][0]
 
 
-def test_document_that_fits_a_window(lm: HFModel) -> None:
+def test_document_that_fits_a_window(lm: BaseLM) -> None:
     tokens = np.arange(20) % 256
     got = encode_tokens(lm, tokens, LMConfig(window=32, context=8))
     assert got.shape == (21, 32)
@@ -38,7 +39,7 @@ def test_document_that_fits_a_window(lm: HFModel) -> None:
 
 
 @given(length=st.integers(1, 90), window=st.integers(4, 24), context=st.integers(0, 23), batch=st.integers(1, 200))
-def test_longer_documents_go_window_by_window(lm: HFModel, length: int, window: int, context: int, batch: int) -> None:
+def test_longer_documents_go_window_by_window(lm: BaseLM, length: int, window: int, context: int, batch: int) -> None:
     context = min(context, window - 1)
     tokens = (np.arange(length) * 7 + length) % 256
     got = encode_tokens(lm, tokens, LMConfig(window=window, context=context, batch_tokens=batch))
@@ -49,7 +50,7 @@ def test_longer_documents_go_window_by_window(lm: HFModel, length: int, window: 
 
 
 @given(change=st.integers(0, 59))
-def test_states_before_a_changed_token_stay(lm: HFModel, change: int) -> None:
+def test_states_before_a_changed_token_stay(lm: BaseLM, change: int) -> None:
     config = LMConfig(window=16, context=8)
     tokens = np.arange(60) % 200
     before = encode_tokens(lm, tokens, config)

@@ -29,13 +29,25 @@ CASES = {
 }
 
 
+@dataclasses.dataclass
+class Embeddings:
+    """The part of a softmax that the network uses, in any precision."""
+
+    embeddings_VD: torch.Tensor
+
+    @property
+    def width(self) -> int:
+        return self.embeddings_VD.shape[1]
+
+
 EMBEDDINGS = torch.randn(11, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+HEAD = Embeddings(EMBEDDINGS)
 
 
 def make_model(config: GnnConfig, width: int = 8, seed: int = 0) -> GnnModel:
     """A model with every parameter moved away from its start, so that nothing is hidden by a zero."""
     torch.manual_seed(seed)
-    model = GnnModel(resolve_options(config, width), EMBEDDINGS).double()
+    model = GnnModel(resolve_options(config, width), HEAD).double()
     for parameter in model.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
@@ -106,9 +118,9 @@ def test_unused_weights_are_frozen() -> None:
 
 def test_parameter_count_of_the_paper() -> None:
     with torch.device("meta"):
-        model = GnnModel(resolve_options(GnnConfig(preset="paper", heads=16), 1024), torch.empty(10, 1024))
-        released = GnnModel(resolve_options(GnnConfig(preset="released", heads=8), 1024), torch.empty(10, 1024))
-        enwik8 = GnnModel(resolve_options(GnnConfig(preset="paper", heads=8), 512), torch.empty(10, 512))
+        model = GnnModel(resolve_options(GnnConfig(preset="paper", heads=16), 1024), HEAD)
+        released = GnnModel(resolve_options(GnnConfig(preset="released", heads=8), 1024), HEAD)
+        enwik8 = GnnModel(resolve_options(GnnConfig(preset="paper", heads=8), 512), HEAD)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == 26  # 247M + 26M = 273M
     assert round(sum(p.numel() for p in released.parameters()) / 1e6, 1) == 26.8  # 274M
     assert round(sum(p.numel() for p in enwik8.parameters()) / 1e6) == 7  # 41M + 7M = 48M
@@ -116,7 +128,7 @@ def test_parameter_count_of_the_paper() -> None:
 
 def test_starts_as_the_base_model() -> None:
     torch.manual_seed(1)
-    model = GnnModel(resolve_options(GnnConfig(heads=2), 8), torch.randn(11, 8, dtype=torch.float64)).double().eval()
+    model = GnnModel(resolve_options(GnnConfig(heads=2), 8), HEAD).double().eval()
     graph = random_graph()
     torch.testing.assert_close(model(graph)[0], graph.context_BTD, rtol=0, atol=0)
 

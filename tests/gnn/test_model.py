@@ -17,7 +17,7 @@ from gnnlm.gnn.model import Carry, GnnModel
 from gnnlm.gnn.options import resolve_options
 from gnnlm.graph.batch import Graph
 from tests.gnn.graphs import random_graph
-from tests.gnn.test_layer import CASES, EMBEDDINGS, make_model
+from tests.gnn.test_layer import CASES, HEAD, Embeddings, make_model
 
 PER_TOKEN = ("context_BTD", "document_BT", "rows_BTK", "edge_BTK", "similarity_BTK")
 
@@ -82,12 +82,12 @@ def test_a_token_without_neighbours_is_fine() -> None:
 def test_save_and_load(tmp_path: Path) -> None:
     model = make_model(CASES["default"]).float()
     model.save(tmp_path / "m.safetensors")
-    again = GnnModel.load(tmp_path / "m.safetensors", EMBEDDINGS.float())
+    again = GnnModel.load(tmp_path / "m.safetensors", HEAD)
     assert again.options == model.options
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
     with pytest.raises(ArtifactError, match="width 8, the store has 5"):
-        GnnModel.load(tmp_path / "m.safetensors", torch.zeros(3, 5))
+        GnnModel.load(tmp_path / "m.safetensors", Embeddings(torch.zeros(3, 5)))
 
 
 def test_heads_must_divide_width() -> None:

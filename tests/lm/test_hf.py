@@ -13,8 +13,10 @@ from torch import nn
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.lm import hf
+from gnnlm.lm.adaptive_softmax import load_head
 from gnnlm.lm.head import SoftmaxHead
-from gnnlm.lm.hf import HFModel, load_lm, model_fingerprint, resolve_model
+from gnnlm.lm.hf import HFModel, model_fingerprint, resolve_model
+from gnnlm.lm.load import load_lm
 from tests.conftest import make_tokenizer, save_tiny_lm
 
 SMALL: dict[str, Any] = {"vocab_size": 300, "max_position_embeddings": 64}
@@ -96,7 +98,7 @@ def test_chunked_gradient(scale: float, cap: float | None, bias: bool, monkeypat
 def test_head_survives_saving(tmp_path: Path) -> None:
     head = SoftmaxHead(torch.randn(7, 4), torch.randn(7), 0.5, 30.0)
     head.save(tmp_path / "h.safetensors")
-    again = SoftmaxHead.load(tmp_path / "h.safetensors")
+    again = load_head(tmp_path / "h.safetensors")
     states = torch.randn(3, 4)
     assert torch.equal(again.log_probs(states), head.log_probs(states))
     assert (again.scale, again.soft_cap) == (0.5, 30.0)

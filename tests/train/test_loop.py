@@ -50,7 +50,7 @@ def test_cosine_schedule() -> None:
 def train(run: Run, folder: Any, **changes: Any) -> Any:
     torch.manual_seed(0)
     config = TrainConfig(**{**run.config.train.model_dump(), **changes})
-    model = GnnModel(resolve_options(run.config.gnn, run.head.width), run.head.weight_VD)
+    model = GnnModel(resolve_options(run.config.gnn, run.head.width), run.head)
     with Draft(folder / "gnn", "train", {}) as draft:
         return train_gnn(draft, model, run.head, run.assembler("train"), run.assembler("valid"), config, 0)
 
@@ -91,7 +91,7 @@ def test_released_and_paper_presets_train(tiny_run: Run, tmp_path: Any) -> None:
         config = parse_config(values)
         run = Run(config)
         torch.manual_seed(0)
-        model = GnnModel(resolve_options(config.gnn, tiny_run.head.width), tiny_run.head.weight_VD)
+        model = GnnModel(resolve_options(config.gnn, tiny_run.head.width), tiny_run.head)
         with Draft(tmp_path / preset, "train", {}) as draft:
             made = train_gnn(
                 draft,

@@ -14,7 +14,6 @@ from torch import Tensor
 from gnnlm.artifact import Artifact
 from gnnlm.corpus.stream import Stream
 from gnnlm.datastore.quantize import CodedTable
-from gnnlm.lm.head import SoftmaxHead
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,3 @@ def mapped(array: npt.NDArray[Any]) -> Tensor:
     with warnings.catch_warnings():  # the map is read-only, and nothing here writes to it
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
-
-
-def load_head(store: Artifact) -> SoftmaxHead:
-    return SoftmaxHead.load(store.path / "head.safetensors")

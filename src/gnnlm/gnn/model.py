@@ -49,17 +49,27 @@ class SourceCache(Protocol):
         ...
 
 
+class TokenEmbeddings(Protocol):
+    """What of the frozen softmax the network uses."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def embeddings_VD(self) -> Tensor: ...
+
+
 class GnnModel(nn.Module):
     """context and neighbour states in, context states for the frozen softmax out."""
 
     features_VE: Tensor
 
-    def __init__(self, options: GnnOptions, embeddings_VD: Tensor) -> None:
+    def __init__(self, options: GnnOptions, head: TokenEmbeddings) -> None:
         super().__init__()
         self.options = options
         self.checkpoint = False  # compute window states anew in the backward pass instead of keeping them
         if options.token_features:
-            self.register_buffer("features_VE", token_features(embeddings_VD), persistent=False)
+            self.register_buffer("features_VE", token_features(head.embeddings_VD.cpu()), persistent=False)
         self.layers = nn.ModuleList(
             GnnLayer(options, last=number == options.layers - 1) for number in range(options.layers)
         )
@@ -176,14 +186,14 @@ class GnnModel(nn.Module):
         save_file(tensors, path, metadata={"options": json.dumps(self.options.as_dict())})
 
     @classmethod
-    def load(cls, path: Path, embeddings_VD: Tensor) -> GnnModel:
+    def load(cls, path: Path, head: TokenEmbeddings) -> GnnModel:
         with safe_open(path, framework="pt") as file:
             options = GnnOptions(**json.loads(file.metadata()["options"]))
-        if options.base_width != embeddings_VD.shape[1]:
+        if options.base_width != head.width:
             raise ArtifactError(
-                f"{path} was trained on states of width {options.base_width}, the store has {embeddings_VD.shape[1]}"
+                f"{path} was trained on states of width {options.base_width}, the store has {head.width}"
             )
-        model = cls(options, embeddings_VD)
+        model = cls(options, head)
         model.load_state_dict(load_file(path))
         return model
 

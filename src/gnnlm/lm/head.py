@@ -1,24 +1,62 @@
 """The frozen softmax: states -> log-probabilities.
 
-A head is a matrix, perhaps a bias, perhaps a scale and a soft cap on the logits: enough for every causal
-LM we have met, and small enough to travel with a store, so that training a GNN never loads the LM.
+A head travels with a store, so that training a GNN never loads the LM. `SoftmaxHead` is a matrix, perhaps a bias,
+perhaps a scale and a soft cap on the logits: enough for every Hugging Face causal LM we have met. The adaptive
+softmax of the paper's base models is in `adaptive_softmax.py`.
 
 Shapes: N states, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 CHUNK_LOGITS = 2**25  # logits held at once: 128 MB of float32
 
 
-class SoftmaxHead(nn.Module):
+class Head(nn.Module, ABC):
+    """States in, log-probabilities out."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def width(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def embeddings_VD(self) -> Tensor:
+        """One vector per token, in the space of states."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(tensor for tensor in (*self.parameters(), *self.buffers())).device
+
+    @abstractmethod
+    def log_probs(self, states_ND: Tensor) -> Tensor:
+        """Log-probabilities over the whole vocabulary, [..., V]."""
+
+    @abstractmethod
+    def target_log_probs(self, states_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Log-probability of one token per state, [N], without ever holding [N, V]; differentiable in the states."""
+
+    @abstractmethod
+    def on(self, device: torch.device | str) -> Head:
+        """The same head on a device; this one stays where it is."""
+
+    @abstractmethod
+    def save(self, path: Path) -> None: ...
+
+
+class SoftmaxHead(Head):
     """log_softmax(cap(scale * (W h + b))), with no parameter that learns."""
 
     weight_VD: Tensor
@@ -40,6 +78,10 @@ class SoftmaxHead(nn.Module):
     def width(self) -> int:
         return self.weight_VD.shape[1]
 
+    @property
+    def embeddings_VD(self) -> Tensor:
+        return self.weight_VD
+
     def logits(self, states_ND: Tensor) -> Tensor:
         logits_NV = nn.functional.linear(states_ND.to(self.weight_VD.dtype), self.weight_VD, self.bias_V)
         if self.scale != 1.0:
@@ -49,16 +91,13 @@ class SoftmaxHead(nn.Module):
         return logits_NV
 
     def log_probs(self, states_ND: Tensor) -> Tensor:
-        """Log-probabilities over the whole vocabulary, [..., V]."""
         return self.logits(states_ND).log_softmax(-1)
 
     def target_log_probs(self, states_ND: Tensor, targets_N: Tensor) -> Tensor:
-        """Log-probability of one token per state, [N], without ever holding [N, V]."""
         out: Tensor = _TargetLogProbs.apply(states_ND, targets_N, self)
         return out
 
     def on(self, device: torch.device | str) -> SoftmaxHead:
-        """The same head on a device; this one stays where it is."""
         bias_V = None if self.bias_V is None else self.bias_V.to(device)
         return SoftmaxHead(self.weight_VD.to(device), bias_V, self.scale, self.soft_cap)
 
@@ -68,8 +107,8 @@ class SoftmaxHead(nn.Module):
         save_file({**tensors, "scale_and_cap": numbers.double()}, path)
 
     @classmethod
-    def load(cls, path: Path) -> SoftmaxHead:
-        tensors = load_file(path)
+    def load(cls, tensors: dict[str, Tensor]) -> SoftmaxHead:
+        """From what `save` has written."""
         scale, cap = tensors["scale_and_cap"].tolist()
         return cls(tensors["weight"], tensors.get("bias"), scale, None if cap != cap else cap)
 

@@ -25,6 +25,7 @@ from gnnlm.lm.head import SoftmaxHead
 
 SMOLLM2 = "smollm2"
 SAMPLES, SAMPLE = 256, 2**16  # places of a weight file that are hashed, and bytes at each
+FEED_FORWARD = ("mlp", "feed_forward", "ffn", "fc1", "block_sparse_moe")  # what families call it
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
 
@@ -100,6 +101,9 @@ def model_fingerprint(name: str) -> str:
 class HFModel:
     """A frozen transformers model; see gnnlm.lm.protocol.BaseLM."""
 
+    start_always = True  # some models are degenerate without it
+    receptive_field = None
+
     def __init__(self, model: Any, tokenizer: Any, start: str = "auto", dtype: str = "fp32") -> None:
         self._model = model.eval().requires_grad_(False)
         self._tokenizer = tokenizer
@@ -126,6 +130,26 @@ class HFModel:
             out = self._model.base_model(input_ids=tokens_BT.to(self.device), use_cache=False)
         states: Tensor = out.last_hidden_state.float()
         return states
+
+    @torch.inference_mode()
+    def encode_keys(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        read: list[Tensor] = []
+        hook = _last_feed_forward(self._model).register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+        try:
+            states_BTD = self.encode(tokens_BT)
+        finally:
+            hook.remove()
+        return states_BTD, read[0].reshape(*states_BTD.shape[:2], -1).float()
+
+    @torch.inference_mode()
+    def stream(self, tokens_BT: Tensor, past: Any = None) -> tuple[Tensor, Any]:
+        with self._arithmetic():
+            out = self._model.base_model(input_ids=tokens_BT.to(self.device), past_key_values=past, use_cache=True)
+        return out.last_hidden_state.float(), out.past_key_values
+
+    @torch.inference_mode()
+    def log_probs(self, states: Tensor) -> Tensor:
+        return self.head.log_probs(states)
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
         if self._tokenizer.is_fast:
@@ -166,6 +190,24 @@ class HFModel:
             )
 
 
+def _last_feed_forward(model: nn.Module) -> nn.Module:
+    """The module whose input is that of the last layer's feed-forward network."""
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) and _feed_forward(m[-1])]
+    found = _feed_forward(stacks[-1][-1]) if stacks else None
+    if found is None:
+        raise ModelError(
+            f"{type(model).__name__}: its last feed-forward layer has none of the names {', '.join(FEED_FORWARD)}; "
+            "use store.key: state"
+        )
+    return found
+
+
+def _feed_forward(layer: nn.Module) -> nn.Module | None:
+    return next(
+        (getattr(layer, name) for name in FEED_FORWARD if isinstance(getattr(layer, name, None), nn.Module)), None
+    )
+
+
 def _logit_config(config: Any) -> tuple[float, float | None]:
     """Scale and soft cap that a model family applies to its logits, from its config."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -194,14 +236,8 @@ def _start_token(tokenizer: Any, start: str) -> int:
     raise ModelError("this tokenizer has neither BOS nor EOS to start a document with; set lm.start to a token of it")
 
 
-def load_lm(config: LMConfig) -> HFModel:
-    """Load the model a config names."""
-    path = resolve_model(config.model)
-    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"lm.device {config.device} cannot be used here: {str(error).splitlines()[0]}") from error
+def load_hf(path: Path, config: LMConfig, device: str) -> HFModel:
+    """Load a model directory or a .gguf file with transformers."""
     with _quiet_transformers() as transformers:
         folder, extra = (path.parent, {"gguf_file": path.name}) if path.is_file() else (path, {})
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from gnnlm.lm.head import SoftmaxHead
+from gnnlm.lm.head import Head
 
 
 class BaseLM(Protocol):
@@ -22,15 +22,37 @@ class BaseLM(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def head(self) -> SoftmaxHead: ...
+    def head(self) -> Head: ...
 
     @property
     def start_token(self) -> int:
-        """The id put before the first token of every window."""
+        """The id that stands before the first token of a text."""
+        ...
+
+    @property
+    def start_always(self) -> bool:
+        """Whether a window in the middle of a text begins with the start token too, not with the token before."""
+        ...
+
+    @property
+    def receptive_field(self) -> int | None:
+        """Tokens that a state can depend on, itself included; None: all that were read."""
         ...
 
     def encode(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """States [B, T, D]; the state at t has read tokens 0..t and predicts token t + 1."""
+        ...
+
+    def encode_keys(self, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """States, and what the last feed-forward layer read, both [B, T, ...]."""
+        ...
+
+    def stream(self, tokens_BT: torch.Tensor, past: Any = None) -> tuple[torch.Tensor, Any]:
+        """States of tokens that follow those of `past`, and the new past."""
+        ...
+
+    def log_probs(self, states: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities over the vocabulary, [..., V]."""
         ...
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnlm.gnn.model import Carry, GnnModel, SourceCache
 from gnnlm.graph.assemble import Assembler
-from gnnlm.lm.head import SoftmaxHead
+from gnnlm.lm.head import Head
 from gnnlm.predict.knn import Mix, knn_log_probs, knn_target_log_probs, mix_log_probs
 
 PREDICTORS = ("base", "knn", "gnn", "gnn_knn")
@@ -40,7 +40,7 @@ class Block:
 class Predictor:
     """Four log-probabilities for every position of a text."""
 
-    head: SoftmaxHead
+    head: Head
     model: GnnModel
     graph_k: int
     base_mix: Mix
@@ -51,7 +51,7 @@ class Predictor:
     def blocks(self, source: Assembler, size: int) -> Iterator[Block]:
         """All positions of the source in order; the layers carry their states from block to block."""
         self.model.eval()
-        device = self.head.weight_VD.device
+        device = self.head.device
         carry: Carry | None = None
         for positions_N in torch.arange(len(source.queries)).split(size):
             graph = source(positions_N[None], self.graph_k, states=self.cache is None).to(device)

@@ -24,7 +24,7 @@ from gnnlm.config import TrainConfig
 from gnnlm.errors import TrainingError
 from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.assemble import Assembler
-from gnnlm.lm.head import SoftmaxHead
+from gnnlm.lm.head import Head
 from gnnlm.predict.predictor import perplexity
 from gnnlm.progress import Track, say
 from gnnlm.train.data import BlockOrder
@@ -60,7 +60,7 @@ def make_optimizer(model: GnnModel, config: TrainConfig) -> torch.optim.Optimize
 
 @torch.no_grad()
 def validation_loss(
-    model: GnnModel, head: SoftmaxHead, valid: Assembler, k: int, tokens: int, device: torch.device
+    model: GnnModel, head: Head, valid: Assembler, k: int, tokens: int, device: torch.device
 ) -> tuple[float, float]:
     """Mean negative log-probability on the first valid positions, of the base model and of the GNN."""
     model.eval()
@@ -135,7 +135,7 @@ class Trainer:
 def train_gnn(
     draft: Draft,
     model: GnnModel,
-    head: SoftmaxHead,
+    head: Head,
     train: Assembler,
     valid: Assembler,
     config: TrainConfig,

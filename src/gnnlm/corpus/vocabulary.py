@@ -1,0 +1,161 @@
+"""Vocabularies of benchmarks whose tokens are settled: words between spaces, or bytes.
+
+A tokenizer turns text into ids and tells where in the text each token starts. Words are as published: every line
+ends in `<eos>`, a word that is not in the vocabulary is `<unk>`. Ids go by frequency, the most frequent first, as an
+adaptive softmax wants them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnlm.errors import ModelError
+
+EOS, UNK = "<eos>", "<unk>"
+WORD = re.compile(r"[^ \t\n]+")
+FILE = "vocabulary.txt"
+
+
+class WordVocabulary:
+    """Words between spaces, and `<eos>` at every line's end."""
+
+    kind = "words"
+
+    def __init__(self, words: Sequence[str], eos: str = EOS, unk: str = UNK) -> None:
+        self.words = list(words)
+        self._eos, self._unk = eos, unk
+        missing = [word for word in (eos, unk) if word not in self._ids]
+        if missing:
+            raise ModelError(f"a vocabulary of words needs {eos} and {unk} (it lacks {' and '.join(missing)})")
+
+    @classmethod
+    def count(cls, texts: Iterable[str], min_count: int = 1) -> WordVocabulary:
+        """The words of some texts that occur often enough, by frequency, then by alphabet.
+
+        >>> WordVocabulary.count(["a b a", "c"]).words
+        ['<eos>', 'a', 'b', 'c', '<unk>']
+        """
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(WORD.findall(text))
+            counts[EOS] += text.count("\n") + 1
+        rare = [word for word, count in counts.items() if count < min_count]
+        counts[UNK] += sum(counts.pop(word) for word in rare)
+        return cls(sorted(counts, key=lambda word: (-counts[word], word)))
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def start(self) -> int:
+        """What stands before a text: the end of a line."""
+        return self._ids[self._eos]
+
+    def tokenize(self, text: str) -> tuple[list[int], list[int]]:
+        """
+        >>> WordVocabulary(["<eos>", "a", "b", "<unk>"]).tokenize("a b\\nc")
+        ([1, 2, 0, 3, 0], [0, 2, 3, 4, 5])
+        """
+        ids, offsets, at = [], [], 0
+        known, unknown, end = self._ids, self._ids[self._unk], self._ids[self._eos]
+        for line in text.split("\n"):
+            for word in WORD.finditer(line):
+                ids.append(known.get(word.group(), unknown))
+                offsets.append(at + word.start())
+            at += len(line)
+            ids.append(end)
+            offsets.append(at)
+            at += 1
+        return ids, offsets
+
+    def piece(self, token: int) -> str:
+        return self.words[token]
+
+    def save(self, folder: Path) -> None:
+        lines = [f"{self.kind}\t{self._eos}\t{self._unk}", *self.words]
+        (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+
+
+class ByteVocabulary:
+    """The bytes that occur, each a token."""
+
+    kind = "bytes"
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self.values = list(values)
+        self._ids: npt.NDArray[np.int64] = np.full(256, -1, dtype=np.int64)
+        self._ids[self.values] = np.arange(len(self.values))
+
+    @classmethod
+    def count(cls, texts: Iterable[str]) -> ByteVocabulary:
+        counts: npt.NDArray[np.int64] = np.zeros(256, dtype=np.int64)
+        for text in texts:
+            counts += np.bincount(as_bytes(text), minlength=256)
+        counts[ord("\n")] += 1  # stands before every text
+        return cls([int(value) for value in np.argsort(-counts, kind="stable") if counts[value]])
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def start(self) -> int:
+        return int(self._ids[ord("\n")])
+
+    def tokenize(self, text: str) -> tuple[list[int], list[int]]:
+        """
+        >>> ByteVocabulary([10, 97, 195, 169]).tokenize("a\\u00e9a")
+        ([1, 2, 3, 1], [0, 1, 1, 2])
+        """
+        ids = self._ids[as_bytes(text)]
+        if len(ids) and ids.min() < 0:
+            value = int(as_bytes(text)[int(np.argmin(ids))])
+            raise ModelError(f"byte 0x{value:02x} is not in this model's vocabulary of {len(self)} bytes")
+        return ids.tolist(), byte_offsets(text).tolist()
+
+    def piece(self, token: int) -> str:
+        return bytes([self.values[token]]).decode("latin-1")
+
+    def save(self, folder: Path) -> None:
+        lines = [self.kind, *(str(value) for value in self.values)]
+        (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+Vocabulary = WordVocabulary | ByteVocabulary
+
+
+def load_vocabulary(folder: Path) -> Vocabulary | None:
+    """The vocabulary in a folder; None where there is none."""
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    first, *lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    kind, *special = first.split("\t")
+    if kind == WordVocabulary.kind and len(special) == 2:
+        return WordVocabulary(lines, *special)
+    if kind == ByteVocabulary.kind and all(line.isdecimal() for line in lines):
+        return ByteVocabulary([int(line) for line in lines])
+    raise ModelError(f"{file} is not a vocabulary of this program (its first line is {first[:40]!r})")
+
+
+def as_bytes(text: str) -> npt.NDArray[np.uint8]:
+    """The text's bytes; bytes that were not UTF-8 when it was read come back as they were."""
+    return np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8)
+
+
+def byte_offsets(text: str) -> npt.NDArray[np.int64]:
+    """The character that each byte belongs to."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    escaped = (points >= 0xDC80) & (points <= 0xDCFF)
+    lengths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+    return np.repeat(np.arange(len(points)), np.where(escaped, 1, lengths))

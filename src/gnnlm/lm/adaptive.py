@@ -1,0 +1,144 @@
+"""The adaptive-input Transformer (Baevski & Auli, 2019): the paper's base model for WikiText-103 and One Billion Word.
+
+A pre-norm decoder with sinusoidal positions between adaptive input embeddings and an adaptive softmax that share
+their weights. The state is the sum that leaves the last layer; there is a norm behind it only where `final_norm` says.
+
+Shapes: B batch, T tokens, P tokens before, D width, H heads, d = D / H.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gnnlm.lm.adaptive_softmax import AdaptiveHead, AdaptiveInput, band_widths
+
+
+@dataclass(frozen=True)
+class AdaptiveOptions:
+    """What makes such a model; the defaults are the paper's for WikiText-103, the vocabulary aside."""
+
+    vocab_size: int
+    width: int = 1024
+    layers: int = 16
+    heads: int = 16
+    ffn: int = 4096
+    cutoffs: tuple[int, ...] = (20_000, 60_000)
+    factor: float = 4.0
+    tie_projections: bool = True
+    final_norm: bool = False
+    first_position: int = 2  # fairseq counts positions from behind its padding index
+    dropout: float = 0.3
+    attention_dropout: float = 0.1
+    activation_dropout: float = 0.1
+    softmax_dropout: float = 0.2
+
+    @property
+    def bands(self) -> tuple[int, ...]:
+        """The ends of the vocabulary's bands."""
+        return (*(cut for cut in self.cutoffs if cut < self.vocab_size), self.vocab_size)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Output(NamedTuple):
+    """States [B, T, D], what the last feed-forward read [B, T, D], and what the tokens that follow need."""
+
+    states: Tensor
+    ffn_input: Tensor
+    past: Any
+
+
+class AdaptiveTransformer(nn.Module):
+    """Token ids in, states and a head for them out."""
+
+    kind = "adaptive"
+
+    def __init__(self, options: AdaptiveOptions) -> None:
+        super().__init__()
+        self.options = options
+        widths = band_widths(options.width, options.factor, len(options.bands))
+        self.inputs = AdaptiveInput(options.bands, widths, options.width)
+        self.head = AdaptiveHead.tied(self.inputs, options.tie_projections, options.softmax_dropout)
+        self.layers = nn.ModuleList(Layer(options) for _ in range(options.layers))
+        self.norm = nn.LayerNorm(options.width) if options.final_norm else None
+        self.dropout = nn.Dropout(options.dropout)
+
+    @property
+    def receptive_field(self) -> int | None:
+        """Tokens a state depends on: all that were read."""
+        return None
+
+    def forward(self, tokens_BT: Tensor, past: list[tuple[Tensor, Tensor]] | None = None) -> Output:
+        """`past` holds each layer's keys and values of the tokens before, [B, H, P, d]."""
+        width, before = self.options.width, 0 if past is None else past[0][0].shape[2]
+        first = self.options.first_position + before
+        x_BTD = self.inputs(tokens_BT) * math.sqrt(width)
+        x_BTD = x_BTD + sinusoids(first, tokens_BT.shape[1], width, x_BTD.device).to(x_BTD.dtype)
+        x_BTD = self.dropout(x_BTD)
+        read, seen = x_BTD, []
+        for number, layer in enumerate(self.layers):
+            x_BTD, read, keys_values = layer(x_BTD, None if past is None else past[number])
+            seen.append(keys_values)
+        return Output(x_BTD if self.norm is None else self.norm(x_BTD), read, seen)
+
+    def encode(self, tokens_BT: Tensor) -> Output:
+        """A whole text, from its first token."""
+        out: Output = self(tokens_BT)
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, options: AdaptiveOptions) -> None:
+        super().__init__()
+        width = options.width
+        self.heads, self.attention_dropout = options.heads, options.attention_dropout
+        self.attention_norm, self.ffn_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)  # queries, keys and values
+        self.output = nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, options.ffn), nn.Linear(options.ffn, width)
+        self.dropout, self.activation_dropout = nn.Dropout(options.dropout), nn.Dropout(options.activation_dropout)
+        for linear in (self.output, self.widen, self.narrow):
+            nn.init.xavier_uniform_(linear.weight)
+        for part in self.attention.weight.chunk(3):
+            nn.init.xavier_uniform_(part, gain=2**-0.5)
+        for linear in (self.attention, self.output, self.widen, self.narrow):
+            nn.init.zeros_(linear.bias)
+
+    def forward(
+        self, x_BTD: Tensor, past: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        batch, tokens, _ = x_BTD.shape
+        projected = self.attention(self.attention_norm(x_BTD)).view(batch, tokens, 3, self.heads, -1)
+        query_BHTd, key_BHSd, value_BHSd = projected.permute(2, 0, 3, 1, 4)
+        mask_TS = None
+        if past is not None:
+            key_BHSd, value_BHSd = torch.cat([past[0], key_BHSd], 2), torch.cat([past[1], value_BHSd], 2)
+            before = key_BHSd.shape[2] - tokens
+            mask_TS = torch.ones(tokens, before + tokens, dtype=torch.bool, device=x_BTD.device).tril(before)
+        mean_BHTd = F.scaled_dot_product_attention(
+            query_BHTd,
+            key_BHSd,
+            value_BHSd,
+            attn_mask=mask_TS,
+            is_causal=mask_TS is None,
+            dropout_p=self.attention_dropout if self.training else 0.0,
+        )
+        x_BTD = x_BTD + self.dropout(self.output(mean_BHTd.transpose(1, 2).flatten(2)))
+        read_BTD = self.ffn_norm(x_BTD)
+        inner = self.activation_dropout(F.relu(self.widen(read_BTD)))
+        return x_BTD + self.dropout(self.narrow(inner)), read_BTD, (key_BHSd, value_BHSd)
+
+
+def sinusoids(first: int, count: int, width: int, device: torch.device) -> Tensor:
+    """Positions first.. as sines, then cosines, of wavelengths from 2 pi to 10,000 times that, [count, width]."""
+    half = width // 2
+    rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000) / max(1, half - 1)))
+    angles = torch.arange(first, first + count, device=device)[:, None] * rates
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width % 2))

@@ -1,0 +1,27 @@
+"""From a name to a base model, whatever its kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gnnlm.config import LMConfig
+from gnnlm.errors import ModelError
+from gnnlm.lm.hf import load_hf, resolve_model
+from gnnlm.lm.native import is_native, load_native
+from gnnlm.lm.protocol import BaseLM
+
+
+def load_lm(model: str | Path | LMConfig) -> BaseLM:
+    """A frozen base model: a directory, a hub id, a .gguf file or `smollm2`; or what a config's `lm` section names."""
+    config = model if isinstance(model, LMConfig) else LMConfig(model=str(model))
+    path = resolve_model(config.model)
+    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"lm.device {config.device} cannot be used here: {str(error).splitlines()[0]}") from error
+    if path.is_dir() and is_native(path):
+        return load_native(path, device, config.dtype)
+    return load_hf(path, config, device)

@@ -1,0 +1,134 @@
+"""The paper's own base models as base models here, and their directories.
+
+A directory holds `config.json` (architecture and options), `model.safetensors` and, where it is known, the
+vocabulary. `gnnlm lm train` and `gnnlm lm convert` write such directories.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+from torch import Tensor
+
+from gnnlm.corpus.vocabulary import Vocabulary, load_vocabulary
+from gnnlm.errors import ModelError
+from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer
+from gnnlm.lm.head import Head
+from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions
+
+NativeModel = AdaptiveTransformer | TransformerXL
+KEY = "gnnlm_architecture"
+
+
+def make_model(kind: str, options: dict[str, Any]) -> NativeModel:
+    """A fresh model of an architecture."""
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    if kind == TransformerXL.kind:
+        return TransformerXL(TransformerXLOptions(**options))
+    return AdaptiveTransformer(AdaptiveOptions(**options))
+
+
+def is_native(path: Path) -> bool:
+    file = path / "config.json"
+    return file.is_file() and KEY in json.loads(file.read_text(encoding="utf-8"))
+
+
+class NativeLM:
+    """A frozen model of ours; see gnnlm.lm.protocol.BaseLM."""
+
+    start_always = False
+
+    def __init__(
+        self,
+        model: NativeModel,
+        vocabulary: Vocabulary | None = None,
+        start_token: int | None = None,
+        dtype: str = "fp32",
+    ) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.vocabulary = vocabulary
+        self._dtype = dtype
+        if start_token is None:
+            start_token = 0 if vocabulary is None else vocabulary.start
+        self.start_token = start_token
+        if vocabulary is not None and len(vocabulary) > self.vocab_size:
+            raise ModelError(f"the vocabulary has {len(vocabulary)} entries, the model {self.vocab_size}")
+
+    @property
+    def head(self) -> Head:
+        return self.model.head
+
+    @property
+    def width(self) -> int:
+        return self.model.options.width
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.options.vocab_size
+
+    @property
+    def receptive_field(self) -> int | None:
+        return self.model.receptive_field
+
+    def encode(self, tokens_BT: Tensor) -> Tensor:
+        return self.encode_keys(tokens_BT)[0]
+
+    @torch.inference_mode()
+    def encode_keys(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        with self._arithmetic():
+            out = self.model.encode(tokens_BT.to(self.head.device))
+        return out.states.float(), out.ffn_input.float()
+
+    @torch.inference_mode()
+    def stream(self, tokens_BT: Tensor, past: Any = None) -> tuple[Tensor, Any]:
+        with self._arithmetic():
+            out = self.model(tokens_BT.to(self.head.device), past)
+        return out.states.float(), out.past
+
+    @torch.inference_mode()
+    def log_probs(self, states: Tensor) -> Tensor:
+        return self.head.log_probs(states)
+
+    def tokenize(self, text: str) -> tuple[list[int], list[int]]:
+        return self._words.tokenize(text)
+
+    def piece(self, token: int) -> str:
+        return self._words.piece(token)
+
+    @property
+    def _words(self) -> Vocabulary:
+        if self.vocabulary is None:
+            raise ModelError("this model came without a vocabulary, so it reads token ids only; convert it with one")
+        return self.vocabulary
+
+    def _arithmetic(self) -> contextlib.AbstractContextManager[object]:
+        if self._dtype == "bf16":
+            return torch.autocast(self.head.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        described = {KEY: self.model.kind, "options": self.model.options.as_dict(), "start_token": self.start_token}
+        save_model(self.model, str(folder / "model.safetensors"))
+        if self.vocabulary is not None:
+            self.vocabulary.save(folder)
+        (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+
+
+def load_native(folder: Path, device: str = "cpu", dtype: str = "fp32") -> NativeLM:
+    """A model that `NativeLM.save` wrote."""
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        model = make_model(described[KEY], described["options"])
+        load_model(model, str(folder / "model.safetensors"))
+        start = int(described["start_token"])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise ModelError(f"{folder} holds no whole model of this program ({words}); make it again") from error
+    return NativeLM(model.to(device), load_vocabulary(folder), start, dtype)

@@ -1,0 +1,206 @@
+"""Transformer-XL (Dai et al., 2019): the paper's base model for enwik8.
+
+A text is read a segment at a time; each layer also attends to its own inputs of the `memory` tokens before the
+segment. Positions are relative: the score of a key at distance r is
+
+    (q + u) . k  +  (q + v) . W_r R[r]
+
+with R[r] a sinusoid of the distance and u, v learned. A state thus depends on the memory of every layer below it:
+on `receptive_field` tokens, the paper's T x L.
+
+Shapes: B batch, T tokens, M tokens in memory, S = M + T, D width, H heads, d head width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gnnlm.lm.adaptive import Output
+from gnnlm.lm.adaptive_softmax import AdaptiveHead, AdaptiveInput, band_widths
+
+
+@dataclass(frozen=True)
+class TransformerXLOptions:
+    """What makes such a model; the defaults are the paper's for enwik8, the vocabulary aside."""
+
+    vocab_size: int
+    width: int = 512
+    layers: int = 12
+    heads: int = 8
+    ffn: int = 2048
+    head_width: int | None = None
+    cutoffs: tuple[int, ...] = ()
+    factor: float = 1.0
+    segment: int = 512  # tokens read at once
+    memory: int = 512  # tokens before them that each layer attends to
+    same_length: bool = False  # every token attends to `memory` tokens, not to its segment's as well
+    clamp: int | None = None  # distances beyond this count as this
+    shared_biases: bool = True  # u and v are those of all layers
+    pre_norm: bool = False
+    tie_projections: bool = True
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+
+    @property
+    def bands(self) -> tuple[int, ...]:
+        return (*(cut for cut in self.cutoffs if cut < self.vocab_size), self.vocab_size)
+
+    @property
+    def head_size(self) -> int:
+        return self.head_width or self.width // self.heads
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class TransformerXL(nn.Module):
+    """Token ids in, states and a head for them out."""
+
+    kind = "transformer-xl"
+
+    def __init__(self, options: TransformerXLOptions) -> None:
+        super().__init__()
+        self.options = options
+        widths = band_widths(options.width, options.factor, len(options.bands))
+        self.inputs = AdaptiveInput(options.bands, widths, options.width, projected=options.factor != 1)
+        self.head = self._tied_head()
+        self.layers = nn.ModuleList(Layer(options) for _ in range(options.layers))
+        self.biases = nn.ParameterList(  # u and v
+            nn.init.normal_(torch.empty(2, options.heads, options.head_size), std=0.02)
+            for _ in range(1 if options.shared_biases else options.layers)
+        )
+        self.dropout = nn.Dropout(options.dropout)
+
+    def _tied_head(self) -> AdaptiveHead:
+        options, words = self.options, list(self.inputs.words)
+        projections = list(self.inputs.projections)
+        if not options.tie_projections:
+            projections = [nn.Parameter(nn.init.xavier_uniform_(torch.empty_like(p))) for p in projections]
+        if len(words) > 1 and not projections:
+            projections = [nn.Parameter(torch.eye(options.width), requires_grad=False) for _ in words]
+        classes = nn.init.normal_(torch.empty(len(words) - 1, options.width), std=0.02)
+        biases = [torch.zeros(len(band)) for band in words] + [torch.zeros(len(words) - 1)]
+        first = projections[0] if len(self.inputs.projections) else None
+        return AdaptiveHead(words, projections[1:], classes, first, biases)
+
+    @property
+    def receptive_field(self) -> int:
+        """Tokens before and with a token that its state depends on: in each layer, back to the memory's start."""
+        segment, memory = self.options.segment, self.options.memory
+        return self.options.layers * -(-memory // segment) * segment + segment
+
+    def forward(self, tokens_BT: Tensor, past: list[Tensor] | None = None) -> Output:
+        """One segment. `past` is the memory: each layer's inputs of the tokens before, [B, M, D]."""
+        options = self.options
+        batch, tokens = tokens_BT.shape
+        x_BTD = self.inputs(tokens_BT) * math.sqrt(options.width)
+        if past is None:
+            past = [x_BTD.new_empty(batch, 0, options.width)] * options.layers
+        sources = past[0].shape[1] + tokens
+        distance_S = torch.arange(sources - 1, -1, -1, device=x_BTD.device)
+        if options.clamp is not None:
+            distance_S = distance_S.clamp(max=options.clamp)
+        position_SD = self.dropout(distance_sinusoids(distance_S, options.width).to(x_BTD.dtype))
+        visible_TS = self._visible(tokens, sources, x_BTD.device)
+        x_BTD = self.dropout(x_BTD)
+        read, memory = x_BTD, []
+        for number, layer in enumerate(self.layers):
+            seen_BSD = torch.cat([past[number], x_BTD], dim=1)
+            memory.append(seen_BSD[:, seen_BSD.shape[1] - min(sources, options.memory) :].detach())
+            bias_u, bias_v = self.biases[0 if options.shared_biases else number]
+            x_BTD, read = layer(x_BTD, seen_BSD, position_SD, visible_TS, bias_u, bias_v)
+        return Output(self.dropout(x_BTD), read, memory)
+
+    def _visible(self, tokens: int, sources: int, device: torch.device) -> Tensor:
+        """Which of S sources each of the last T tokens attends to, [T, S]."""
+        at_S = torch.arange(sources, device=device)
+        behind_TS = at_S[sources - tokens :, None] - at_S
+        visible_TS = behind_TS >= 0
+        return visible_TS & (behind_TS < self.options.memory) if self.options.same_length else visible_TS
+
+    def encode(self, tokens_BT: Tensor) -> Output:
+        """A whole text from its first token, segment by segment."""
+        past: Any = None
+        states, read = [], []
+        for segment in tokens_BT.split(self.options.segment, dim=1):
+            out: Output = self(segment, past)
+            states.append(out.states)
+            read.append(out.ffn_input)
+            past = out.past
+        return Output(torch.cat(states, dim=1), torch.cat(read, dim=1), past)
+
+
+class Layer(nn.Module):
+    def __init__(self, options: TransformerXLOptions) -> None:
+        super().__init__()
+        width, inner = options.width, options.heads * options.head_size
+        self.heads, self.pre_norm = options.heads, options.pre_norm
+        self.attention_dropout = options.attention_dropout
+        self.query, self.key_value, self.position, self.output = (
+            nn.Linear(width, inner, bias=False),
+            nn.Linear(width, 2 * inner, bias=False),
+            nn.Linear(width, inner, bias=False),
+            nn.Linear(inner, width, bias=False),
+        )
+        self.widen, self.narrow = nn.Linear(width, options.ffn), nn.Linear(options.ffn, width)
+        self.attention_norm, self.ffn_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.dropout = nn.Dropout(options.dropout)
+        for linear in (self.query, self.key_value, self.position, self.output, self.widen, self.narrow):
+            nn.init.normal_(linear.weight, std=0.02)
+        for linear in (self.widen, self.narrow):
+            nn.init.zeros_(linear.bias)
+
+    def forward(
+        self, x_BTD: Tensor, seen_BSD: Tensor, position_SD: Tensor, visible_TS: Tensor, bias_u: Tensor, bias_v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if self.pre_norm:
+            seen_BSD = self.attention_norm(seen_BSD)
+        query_BTHd = self._split(self.query(seen_BSD[:, -x_BTD.shape[1] :]))
+        key_BSHd, value_BSHd = (self._split(part) for part in self.key_value(seen_BSD).chunk(2, dim=-1))
+        position_SHd = self._split(self.position(position_SD))
+        by_distance_BHTS = torch.einsum("bthd,shd->bhts", query_BTHd + bias_v, position_SHd)
+        bias_BHTS = shift(by_distance_BHTS) / math.sqrt(query_BTHd.shape[-1])
+        mean_BHTd = F.scaled_dot_product_attention(
+            (query_BTHd + bias_u).transpose(1, 2),
+            key_BSHd.transpose(1, 2),
+            value_BSHd.transpose(1, 2),
+            attn_mask=bias_BHTS.masked_fill(~visible_TS, float("-inf")),
+            dropout_p=self.attention_dropout if self.training else 0.0,
+        )
+        x_BTD = x_BTD + self.dropout(self.output(mean_BHTd.transpose(1, 2).flatten(2)))
+        if not self.pre_norm:
+            x_BTD = self.attention_norm(x_BTD)
+        read_BTD = self.ffn_norm(x_BTD) if self.pre_norm else x_BTD
+        x_BTD = x_BTD + self.dropout(self.narrow(self.dropout(F.relu(self.widen(read_BTD)))))
+        return (x_BTD if self.pre_norm else self.ffn_norm(x_BTD)), read_BTD
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.heads, -1)
+
+
+def shift(by_distance: Tensor) -> Tensor:
+    """From scores by distance (columns S - 1 .. 0) to scores by source, for each of the last T of S tokens.
+
+    Token t stands at S - T + t, so its source s is S - T + t - s away: each line moves left by T - 1 - t. What comes
+    in from the next line lies in the future and is masked by the caller.
+
+    >>> shift(torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]))[1]
+    tensor([2., 1., 0.])
+    >>> shift(torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]))[0, :2]
+    tensor([1., 0.])
+    """
+    *front, tokens, sources = by_distance.shape
+    padded = F.pad(by_distance, (1, 0)).view(*front, sources + 1, tokens)
+    return padded[..., 1:, :].reshape(*front, tokens, sources)
+
+
+def distance_sinusoids(distance_S: Tensor, width: int) -> Tensor:
+    rates = 10_000 ** -(torch.arange(0, width, 2, device=distance_S.device) / width)
+    angles = distance_S[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
