@@ -18,7 +18,7 @@ SMALL = AdaptiveOptions(vocab_size=40, width=16, layers=3, heads=2, ffn=32, cuto
 
 def make_head(tie: bool = True) -> AdaptiveHead:
     torch.manual_seed(0)
-    return AdaptiveHead.tied(AdaptiveInput((8, 20, 40), (16, 8, 4), 16), tie, 0.0)
+    return AdaptiveHead.beside(AdaptiveInput((8, 20, 40), (16, 8, 4), 16), tie, tie, 0.0)
 
 
 def test_adaptive_softmax_is_torchs() -> None:

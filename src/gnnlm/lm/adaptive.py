@@ -30,6 +30,8 @@ class AdaptiveOptions:
     ffn: int = 4096
     cutoffs: tuple[int, ...] = (20_000, 60_000)
     factor: float = 4.0
+    embedding_width: int | None = None  # of the first band; the model's where not given
+    tie_words: bool = True
     tie_projections: bool = True
     final_norm: bool = False
     first_position: int = 2  # fairseq counts positions from behind its padding index
@@ -63,9 +65,11 @@ class AdaptiveTransformer(nn.Module):
     def __init__(self, options: AdaptiveOptions) -> None:
         super().__init__()
         self.options = options
-        widths = band_widths(options.width, options.factor, len(options.bands))
+        widths = band_widths(options.embedding_width or options.width, options.factor, len(options.bands))
         self.inputs = AdaptiveInput(options.bands, widths, options.width)
-        self.head = AdaptiveHead.tied(self.inputs, options.tie_projections, options.softmax_dropout)
+        self.head = AdaptiveHead.beside(
+            self.inputs, options.tie_words, options.tie_projections, options.softmax_dropout
+        )
         self.layers = nn.ModuleList(Layer(options) for _ in range(options.layers))
         self.norm = nn.LayerNorm(options.width) if options.final_norm else None
         self.dropout = nn.Dropout(options.dropout)

@@ -92,25 +92,27 @@ class AdaptiveHead(Head):
         """
         super().__init__()
         self.words, self.projections = nn.ParameterList(words), nn.ParameterList(projections)
-        self.classes = nn.Parameter(classes) if not isinstance(classes, nn.Parameter) else classes
+        self.classes = nn.Parameter(classes)
         self.head_projection = None if head_projection is None else nn.Parameter(head_projection)
         self.biases = nn.ParameterList(biases)
         self.dropout = nn.Dropout(dropout)
         self.cutoffs = list(itertools.accumulate(len(band) for band in words))
 
     @classmethod
-    def tied(cls, inputs: AdaptiveInput, tie_projections: bool, dropout: float) -> AdaptiveHead:
-        """The head that shares an input's vectors, and perhaps its projections."""
-        projections = list(inputs.projections[1:])
-        if not tie_projections:
-            projections = [nn.Parameter(nn.init.xavier_uniform_(torch.empty_like(p))) for p in projections]
-        classes = nn.init.xavier_uniform_(torch.empty(len(projections), inputs.width)) if projections else None
-        own = inputs.words[0].shape[1] != inputs.width
+    def beside(cls, inputs: AdaptiveInput, tie_words: bool, tie_projections: bool, dropout: float) -> AdaptiveHead:
+        """The head of the same bands that shares an input's vectors, its projections, or neither."""
+
+        def own(tensor: Tensor) -> nn.Parameter:
+            return nn.Parameter(nn.init.xavier_uniform_(torch.empty_like(tensor)))
+
+        words = list(inputs.words) if tie_words else [own(words) for words in inputs.words]
+        tails = list(inputs.projections[1:])
+        narrow = words[0].shape[1] != inputs.width
         return cls(
-            list(inputs.words),
-            projections,
-            torch.empty(0, inputs.width) if classes is None else classes,
-            nn.init.xavier_uniform_(torch.empty(inputs.width, inputs.words[0].shape[1])) if own else None,
+            words,
+            tails if tie_projections else [own(projection) for projection in tails],
+            nn.init.normal_(torch.empty(len(tails), inputs.width), std=inputs.width**-0.5),
+            own(inputs.projections[0]) if narrow else None,
             dropout=dropout,
         )
 

@@ -1,0 +1,109 @@
+"""Converted models give the probabilities of the programs their weights came from."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+import torch
+
+import gnnlm
+from gnnlm.errors import ModelError
+from gnnlm.lm.convert import convert_fairseq, convert_transformer_xl
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+FAIRSEQ, XL = FIXTURES / "fairseq", FIXTURES / "transformer_xl"
+
+
+@pytest.mark.parametrize("name", ["wiki103", "gbw", "untied"])
+def test_fairseq(name: str, tmp_path: Path) -> None:
+    made = convert_fairseq(FAIRSEQ / f"{name}.pt", FAIRSEQ / "dict.txt")
+    assert made.unused == []
+    assert made.mapped["decoder.layers.0.self_attn.q_proj.weight"] == "layers.0.attention.weight"
+    made.lm.save(tmp_path / "lm")
+    lm, want = gnnlm.load_lm(tmp_path / "lm"), torch.load(FAIRSEQ / f"{name}.expected.pt")
+    torch.testing.assert_close(lm.log_probs(lm.encode(want["tokens"])), want["log_probs"], rtol=1e-5, atol=1e-5)
+    assert (lm.vocab_size, lm.receptive_field) == (30, None)
+    assert lm.tokenize("word3 strange\nword0") == ([7, 3, 2, 4, 2], [0, 6, 13, 14, 19])
+
+
+def test_fairseqs_older_names(tmp_path: Path) -> None:
+    """Attention in one matrix and numbered norms, as checkpoints of 2018 have them."""
+    checkpoint = torch.load(FAIRSEQ / "wiki103.pt", weights_only=False)
+    state = checkpoint["model"]
+    for layer in ("decoder.layers.0", "decoder.layers.1"):
+        for part in ("weight", "bias"):
+            joint = torch.cat([state.pop(f"{layer}.self_attn.{name}_proj.{part}") for name in "qkv"])
+            state[f"{layer}.self_attn.in_proj_{part}"] = joint
+            state[f"{layer}.layer_norms.0.{part}"] = state.pop(f"{layer}.self_attn_layer_norm.{part}")
+            state[f"{layer}.layer_norms.2.{part}"] = state.pop(f"{layer}.final_layer_norm.{part}")
+    torch.save(checkpoint, tmp_path / "old.pt")
+    lm, want = convert_fairseq(tmp_path / "old.pt").lm, torch.load(FAIRSEQ / "wiki103.expected.pt")
+    torch.testing.assert_close(lm.log_probs(lm.encode(want["tokens"])), want["log_probs"], rtol=1e-5, atol=1e-5)
+    with pytest.raises(ModelError, match="without a vocabulary"):
+        lm.tokenize("word3")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("enwik8", {}),
+        ("same-length", {"same_length": True, "clamp": 3}),
+        ("wt103", {}),
+        ("hugging-face", {}),
+    ],
+)
+def test_transformer_xl(name: str, options: dict[str, int], tmp_path: Path) -> None:
+    made = convert_transformer_xl(XL / f"{name}.pt", segment=4, memory=6, **options)
+    assert made.unused == []
+    made.lm.save(tmp_path / "lm")
+    lm, want = gnnlm.load_lm(tmp_path / "lm"), torch.load(XL / f"{name}.expected.pt")
+    torch.testing.assert_close(lm.log_probs(lm.encode(want["tokens"])), want["log_probs"], rtol=1e-5, atol=1e-5)
+    assert lm.receptive_field == 2 * 8 + 4
+
+
+def test_byte_symbols(tmp_path: Path) -> None:
+    (tmp_path / "symbols.txt").write_text("\n".join(["<eos>", *(str(value) for value in range(65, 94))]))
+    lm = convert_transformer_xl(XL / "enwik8.pt", 4, 6, tmp_path / "symbols.txt").lm
+    assert lm.tokenize("AB\nA") == ([1, 2, 0, 1], [0, 1, 2, 3])
+    assert lm.start_token == 0
+
+
+def test_a_file_that_would_run_something_is_refused(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"model": {}, "args": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(ModelError, match="holds more than tensors"):
+        convert_fairseq(tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        convert_fairseq(tmp_path / "none.pt")
+    (tmp_path / "junk.pt").write_bytes(b"junk")
+    with pytest.raises(ModelError, match=r"cannot be read|holds more"):
+        convert_fairseq(tmp_path / "junk.pt")
+    with pytest.raises(ModelError, match=r"no fairseq transformer_lm"):
+        convert_fairseq(XL / "enwik8.pt")
+    with pytest.raises(ModelError, match="no Transformer-XL state dict"):
+        convert_transformer_xl(FAIRSEQ / "wiki103.pt")
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    with pytest.raises(ModelError, match="has 1 words and 4 special tokens make 5, the model has 30"):
+        convert_fairseq(FAIRSEQ / "wiki103.pt", tmp_path / "dict.txt")
+    checkpoint = torch.load(FAIRSEQ / "wiki103.pt", weights_only=False)
+    torch.save({"model": checkpoint["model"], "args": argparse.Namespace()}, tmp_path / "no-heads.pt")
+    with pytest.raises(ModelError, match="--heads"):
+        convert_fairseq(tmp_path / "no-heads.pt")
+    del checkpoint["model"]["decoder.layers.1.fc2.weight"]
+    torch.save(checkpoint, tmp_path / "missing.pt")
+    with pytest.raises(ModelError, match=r"no tensor decoder\.layers\.1\.fc2\.weight"):
+        convert_fairseq(tmp_path / "missing.pt")
+    checkpoint = torch.load(FAIRSEQ / "gbw.pt", weights_only=False)
+    checkpoint["model"]["decoder.layers.1.fc2.weight"] = torch.zeros(16, 21)
+    torch.save(checkpoint, tmp_path / "wrong.pt")
+    with pytest.raises(ModelError, match=r"\(16, 21\), expected \(16, 20\)"):
+        convert_fairseq(tmp_path / "wrong.pt")
