@@ -20,8 +20,7 @@ import torch
 from common import arguments, open_run, report
 from torch import Tensor
 
-from gnnlm.corpus.windows import plan_windows
-from gnnlm.datastore.encode import Job, encode_jobs, round_states
+from gnnlm.datastore.encode import encode_jobs, plan_jobs, round_states
 from gnnlm.datastore.store import States
 from gnnlm.graph.assemble import Assembler
 from gnnlm.predict.predictor import Predictor
@@ -44,14 +43,13 @@ class Scorer:
         self.jobs = []
         for start, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
             document = self.tokens[start : end - 1].numpy()
-            plan = plan_windows(len(document), self.config.lm.window, self.config.lm.context)
-            self.jobs += [Job(window, document[window.start : window.stop]) for window in plan]
+            self.jobs += plan_jobs(document, np.arange(end - start), self.lm, self.config.lm)
         self.index = open_index(self.run.artifact("index"), self.config.index.probes)
         self.table = self.run.assembler("test")
         self.predictor = self.run.predictor
 
     def base_states(self, batch: int) -> States:
-        states = round_states(encode_jobs(self.lm, self.jobs, batch), self.config.store.dtype)
+        states = round_states(encode_jobs(self.lm, self.jobs, batch, "state").states, self.config.store.dtype)
         return States.make(torch.from_numpy(states), self.tokens, self.starts)
 
     def head(self, states_ND: Tensor) -> Tensor:

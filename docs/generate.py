@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import typer
 from pydantic import BaseModel
@@ -21,21 +22,35 @@ def cli_page() -> str:
     context = group.make_context("gnnlm", [], resilient_parsing=True, **settings)
     lines = ["# Command line", "", "Written by `make docs` from `gnnlm --help`; do not edit.", ""]
     lines += ["```", group.get_help(context).strip(), "```", ""]
+    return "\n".join(lines + _commands(group, context, "gnnlm", settings))
+
+
+def _commands(group: Any, context: Any, path: str, settings: dict[str, int]) -> list[str]:
+    lines = []
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         below = command.make_context(name, [], parent=context, resilient_parsing=True, **settings)
-        lines += [f"## gnnlm {name}", "", "```", command.get_help(below).strip(), "```", ""]
-    return "\n".join(lines)
+        lines += [f"## {path} {name}", "", "```", command.get_help(below).strip(), "```", ""]
+        if hasattr(command, "list_commands"):
+            lines += _commands(command, below, f"{path} {name}", settings)
+    return lines
 
 
 def config_page() -> str:
     lines = ["# Config", "", "Written by `make docs` from the fields' own words; do not edit.", ""]
     lines += ["Every field can be set on the command line: `--set gnn.layers=2`.", ""]
     lines += _table(Config, "")
-    for name, field in Config.model_fields.items():
+    return "\n".join(lines + _sections(Config, ""))
+
+
+def _sections(model: type[BaseModel], prefix: str) -> list[str]:
+    lines = []
+    for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            lines += [f"## {name}", "", str(field.description), "", *_table(field.annotation, f"{name}.")]
-    return "\n".join(lines)
+            place = f"{prefix}{name}"
+            lines += [f"## {place}", "", str(field.description), "", *_table(field.annotation, f"{place}.")]
+            lines += _sections(field.annotation, f"{place}.")
+    return lines
 
 
 def _table(model: type[BaseModel], prefix: str) -> list[str]:

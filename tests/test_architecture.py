@@ -16,7 +16,7 @@ ONLY_IN = {
     "matplotlib": ["evaluate"],
     "typer": ["cli.py"],
 }
-LEAVES = {"config", "artifact", "errors", "progress"}
+LEAVES = {"config", "sections", "artifact", "errors", "progress"}
 
 
 def imports(path: Path) -> set[str]:

@@ -79,7 +79,7 @@ def test_changed_config_is_refused_with_both_sides(tiny_run: Run, tmp_path: Path
     assert load_config(run).gnn.layers == 3  # nothing was written
     gnnlm("run", run, "--set", "gnn.layers=1", "--rebuild")
     assert load_config(run).gnn.layers == 1
-    assert gnnlm("run", run).stderr.count("done already") == len(STAGES)
+    assert gnnlm("run", run).stderr.count("done already") == len(tiny_run.stages)
 
 
 def test_what_hangs_on_something_stale_is_stale(tiny_run: Run, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_run_rebuild_mends_an_edited_file(tiny_run: Run, tmp_path: Path) -> None
     (run / "neighbours" / "test.ids.npy").write_bytes(b"x")
     assert "its manifest says" in error_line("run", run)
     done = gnnlm("run", run, "--rebuild")
-    assert done.stderr.count("done already") == len(STAGES) - 1  # the table is made again to the same bytes
+    assert done.stderr.count("done already") == len(tiny_run.stages) - 1  # the table is made again to the same bytes
 
 
 def test_one_builder_at_a_time(tiny_run: Run, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_run_that_was_moved_and_whose_text_is_gone_still_opens(write_config: W
     gnnlm("run", write_config(corpus={"source": str(texts)}))
     shutil.rmtree(texts)
     shutil.move(tmp_path / "run", tmp_path / "moved")
-    assert gnnlm("run", tmp_path / "moved").stderr.count("done already") == len(STAGES)
+    assert gnnlm("run", tmp_path / "moved").stderr.count("done already") == 9
     write_texts(tmp_path / "texts", seed=9)
     gnnlm_module.open(tmp_path / "moved")  # other text stands there now: what was made still reads
     assert "text was" in error_line("run", tmp_path / "moved")

@@ -32,7 +32,10 @@ def test_links_and_names_in_pages_exist(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         if not link.startswith("http"):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
-    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    groups = {group.name for group in app.registered_groups}
+    commands = groups | {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    }
     for word in re.findall(r"^\s*(?:\$ )?gnnlm ([a-z]+)", text, flags=re.MULTILINE):
         assert word in commands, f"{page.name} shows gnnlm {word}"
     for name in re.findall(r"--set ([a-z_.]+)=", text):

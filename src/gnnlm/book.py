@@ -105,8 +105,9 @@ class Book:
         tokens, offsets = run.lm.tokenize(text)
         if not tokens:
             raise CorpusError("there is nothing to score: the text has no token")
-        encoded = encode_tokens(run.lm, np.asarray(tokens, dtype=np.int64), config.lm)
-        states = round_states(encoded, config.store.dtype)
+        encoded = encode_tokens(run.lm, np.asarray(tokens, dtype=np.int64), config.lm, config.store.key)
+        states = round_states(encoded.states, config.store.dtype)
+        keys = states if encoded.keys is None else round_states(encoded.keys, config.store.dtype)
         k = min(k or config.search.k, len(self._index))
         stream, barred = run.streams["train"], self._documents(exclude)
 
@@ -114,7 +115,7 @@ class Book:
             return ~np.isin(stream.document_of(found), barred)
 
         forbidden = np.full(len(states), (stream.starts[barred + 1] - stream.starts[barred]).sum())
-        ids, similarity = search_allowed(self._index, states, k, allowed, forbidden)
+        ids, similarity = search_allowed(self._index, keys, k, allowed, forbidden)
         queries = States.make(
             torch.from_numpy(states), torch.tensor([*tokens, END]), torch.tensor([0, len(tokens) + 1])
         )

@@ -18,8 +18,7 @@ from gnnlm.artifact import draft_path, human_bytes, is_disk_full
 from gnnlm.config import load_config
 from gnnlm.errors import GnnlmError
 from gnnlm.pipeline import Run
-from gnnlm.progress import say, warn
-from gnnlm.stages import STAGES
+from gnnlm.progress import human_time, say, warn
 
 app = typer.Typer(
     name="gnnlm",
@@ -29,6 +28,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+lm = typer.Typer(help="Base models: train, fine-tune, convert, describe.", no_args_is_help=True, rich_markup_mode=None)
+convert = typer.Typer(help="Make models of other programs' weights.", no_args_is_help=True, rich_markup_mode=None)
+lm.add_typer(convert, name="convert")
+app.add_typer(lm, name="lm")
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file, or a run directory.")]
@@ -37,72 +40,82 @@ Overrides = Annotated[
 ]
 Rebuild = Annotated[bool, typer.Option("--rebuild", help="Replace what was made from other inputs or is damaged.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the benchmark's files, or of the text.")
+]
 
 
-def _run(config: Path, overrides: list[str] | None) -> Run:
-    return Run(load_config(config, tuple(overrides or ())))
+def open_config(config: Path, overrides: list[str] | None, data_dir: Path | None = None) -> Run:
+    places = () if data_dir is None else (f"corpus.data_dir={json.dumps(str(data_dir))}",)
+    return Run(load_config(config, (*places, *(overrides or ()))))
 
 
 @app.command()
-def run(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, as_json: AsJson = False) -> None:
+def run(
+    config: ConfigPath,
+    set_: Overrides = None,
+    data_dir: DataDir = None,
+    rebuild: Rebuild = False,
+    as_json: AsJson = False,
+) -> None:
     """Run all stages: from text to the four rows."""
-    made = _run(config, set_)
+    made = open_config(config, set_, data_dir)
     made.build_all(rebuild=rebuild)
     show_report(made, as_json)
 
 
 @app.command()
-def corpus(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
+def corpus(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False) -> None:
     """Read, split, clean and tokenize the text."""
-    _one_stage("corpus", config, set_, rebuild)
+    one_stage(open_config(config, set_, data_dir), "corpus", rebuild)
 
 
 @app.command()
 def encode(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
     """Turn every position into a state of the frozen LM."""
-    _one_stage("encode", config, set_, rebuild)
+    one_stage(open_config(config, set_), "encode", rebuild)
 
 
 @app.command()
 def codec(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
     """Code the states that neighbour nodes have."""
-    _one_stage("codec", config, set_, rebuild)
+    one_stage(open_config(config, set_), "codec", rebuild)
 
 
 @app.command()
 def index(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
     """Index the train states for search."""
-    _one_stage("index", config, set_, rebuild)
+    one_stage(open_config(config, set_), "index", rebuild)
 
 
 @app.command()
 def search(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
     """Find the neighbours of every position."""
-    _one_stage("search", config, set_, rebuild)
+    one_stage(open_config(config, set_), "search", rebuild)
 
 
 @app.command()
 def train(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
     """Train the graph network."""
-    _one_stage("train", config, set_, rebuild)
+    one_stage(open_config(config, set_), "train", rebuild)
 
 
 @app.command()
 def cache(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
     """Keep what the trained network reads of every row, so that scoring need not compute it."""
-    _one_stage("cache", config, set_, rebuild)
+    one_stage(open_config(config, set_), "cache", rebuild)
 
 
 @app.command()
 def tune(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
     """Choose k, T and lambda on valid."""
-    _one_stage("tune", config, set_, rebuild)
+    one_stage(open_config(config, set_), "tune", rebuild)
 
 
 @app.command(name="eval")
 def eval_(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, as_json: AsJson = False) -> None:
     """Score test once and print the four rows."""
-    made = _run(config, set_)
+    made = open_config(config, set_)
     made.build("eval", rebuild)
     show_report(made, as_json)
 
@@ -110,12 +123,12 @@ def eval_(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, 
 @app.command()
 def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
     """Show what is done, stale or half-done, and how large it is."""
-    made = _run(config, set_)
+    made = open_config(config, set_)
     table = Table(title=str(made.root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "state", "size", "folder", "why"):
         table.add_column(column, justify="right" if column == "size" else "left")
     rows = {}
-    for name, stage in STAGES.items():
+    for name, stage in made.stages.items():
         state, size, why = made.state(stage), _size(made.path(name)), made.why_stale(stage)
         rows[name] = {"state": state, "bytes": size, "why": why}
         table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
@@ -171,6 +184,119 @@ def demo(
         _print_json(made)
 
 
+@app.command()
+def plan(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show the disk, memory and time that a config will need, before anything starts."""
+    from gnnlm.plan import describe, matrix_speed, split_tokens, table_of
+    from gnnlm.plan import plan as make_plan
+
+    made = open_config(config, set_, data_dir)
+    tokens, about = split_tokens(made), describe(made)
+    needs = make_plan(made.config, about, tokens, matrix_speed())
+    whole = table_of(needs)
+    title = f"{made.root}: {tokens['train']:,} store tokens, width {about.width:,}, {about.parameters:,} parameters"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("stage", "disk", "memory", "time here, roughly"):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    for name, need in needs.items():
+        table.add_row(name, human_bytes(need.disk), human_bytes(need.memory), human_time(need.seconds))
+    table.add_row("all", human_bytes(whole["disk"]), human_bytes(whole["memory"]), human_time(whole["seconds"]))
+    out.print(table)
+    if as_json:
+        print(json.dumps(whole))
+
+
+@lm.command(name="train")
+def lm_train(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False) -> None:
+    """Train the base model of a config (lm.model: scratch) on its corpus."""
+    _train_lm(open_config(config, set_, data_dir), rebuild)
+
+
+@lm.command()
+def finetune(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False) -> None:
+    """Fine-tune the base model of a config (lm.finetune) on its corpus."""
+    _train_lm(open_config(config, set_, data_dir), rebuild)
+
+
+def _train_lm(made: Run, rebuild: bool) -> None:
+    made.build("corpus")
+    one_stage(made, "lm", rebuild)
+
+
+@lm.command(name="describe")
+def lm_describe(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
+    """Show the sizes of a config's base model and graph network."""
+    from gnnlm.plan import describe
+
+    about = describe(open_config(config, set_))
+    both = about.parameters + about.gnn_parameters
+    say(f"base model: {about.parameters:,} parameters, width {about.width}, vocabulary {about.vocabulary:,}")
+    say(f"graph network: {about.gnn_parameters:,} parameters, width {about.gnn_width}; together {both:,}")
+    say(f"receptive field: {about.receptive_field:,} tokens")
+    if as_json:
+        print(json.dumps(about.as_dict()))
+
+
+@lm.command()
+def ngram(config: ConfigPath, set_: Overrides = None, order: int = 5, as_json: AsJson = False) -> None:
+    """Score the test split with an interpolated n-gram: what a base model has to beat."""
+    from gnnlm.evaluate.ngram import score_ngram
+
+    made = open_config(config, set_)
+    found = score_ngram(made.streams, made.config.lm.continuous, made.artifact("corpus").facts, order)
+    say(
+        f"interpolated {order}-gram (Kneser-Ney): perplexity {found['ppl']:.2f}, {found['bits_per_byte']:.3f} bits per "
+        f"byte on {found['test_tokens']:,} test tokens"
+    )
+    if as_json:
+        print(json.dumps(found))
+
+
+Checkpoint = Annotated[Path, typer.Argument(metavar="MODEL", help="The checkpoint, .pt or .safetensors.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The directory to write.")]
+
+
+@convert.command()
+def fairseq(
+    model: Checkpoint,
+    out_: Out,
+    dictionary: Annotated[Path | None, typer.Option("--dict", metavar="FILE", help="fairseq's dict.txt.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads, where the checkpoint does not tell.")] = None,
+) -> None:
+    """An adaptive-input language model of fairseq (adaptive_lm_wiki103.v2, adaptive_lm_gbw_huge)."""
+    from gnnlm.lm.convert import convert_fairseq
+
+    _save_converted(convert_fairseq(model, dictionary, heads), out_)
+
+
+@convert.command(name="transformer-xl")
+def transformer_xl(
+    model: Checkpoint,
+    out_: Out,
+    segment: Annotated[int, typer.Option(help="Tokens read at once.")] = 512,
+    memory: Annotated[int, typer.Option(help="Tokens before them that a layer attends to.")] = 512,
+    vocabulary: Annotated[
+        Path | None, typer.Option("--vocab", metavar="FILE", help="Symbols, one a line, in the order of ids.")
+    ] = None,
+    same_length: Annotated[bool, typer.Option("--same-length", help="All tokens attend equally far.")] = False,
+    clamp: Annotated[int | None, typer.Option(help="Distances beyond this count as this.")] = None,
+    pre_norm: Annotated[bool, typer.Option("--pre-norm", help="Norms stand before the layers.")] = False,
+) -> None:
+    """A state dict with the tensor names of the original Transformer-XL, or of transformers' port."""
+    from gnnlm.lm.convert import convert_transformer_xl
+
+    _save_converted(convert_transformer_xl(model, segment, memory, vocabulary, same_length, clamp, pre_norm), out_)
+
+
+def _save_converted(made: Any, folder: Path) -> None:
+    made.lm.save(folder)
+    for theirs, ours in made.mapped.items():
+        out.print(f"{theirs} -> {ours}", markup=False, soft_wrap=True)
+    for name in made.unused:
+        warn(f"not used: {name}")
+    say(f"{folder}: {len(made.mapped)} tensors mapped, {len(made.unused)} not used, none missing")
+
+
 def show_report(made: Run, as_json: bool) -> None:
     from gnnlm.evaluate.report import notes, rich_table
 
@@ -202,8 +328,7 @@ def _print_json(made: Run) -> None:
     print(json.dumps(_report(made)), flush=True)
 
 
-def _one_stage(name: str, config: Path, overrides: list[str] | None, rebuild: bool) -> None:
-    made = _run(config, overrides)
+def one_stage(made: Run, name: str, rebuild: bool) -> None:
     artifact = made.build(name, rebuild)
     say(f"{name}: {artifact.path}, {human_bytes(_size(artifact.path))}")
 

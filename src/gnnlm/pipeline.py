@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnlm.artifact import Artifact, Draft, State, differences, link_directory, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
-from gnnlm.config import Config, dump_config
+from gnnlm.config import Config, default_values, dump_config
 from gnnlm.corpus.stream import SPLITS
-from gnnlm.errors import ArtifactError
+from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.progress import say
 from gnnlm.stages import OWN_INPUTS, STAGES, Stage
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gnnlm.corpus.stream import Stream
     from gnnlm.datastore.store import States
     from gnnlm.gnn.model import GnnModel
@@ -45,6 +48,16 @@ class Run:
         self._open: dict[str, Artifact] = {}
         self._own_inputs: dict[str, dict[str, Any]] = {}
 
+    @cached_property
+    def stages(self) -> dict[str, Stage]:
+        """The stages of this run, in order: a model that is used as it came has no stage of its own."""
+        left_out = () if self.config.lm.is_trained else ("lm",)
+        return {
+            name: replace(stage, parents=tuple(parent for parent in stage.parents if parent not in left_out))
+            for name, stage in STAGES.items()
+            if name not in left_out
+        }
+
     # -- state ---------------------------------------------------------------------------------------------
 
     def inputs(self, stage: Stage) -> dict[str, Any] | None:
@@ -57,12 +70,21 @@ class Run:
                 made_from[f"artifact {parent}"] = fingerprint_of(read_manifest(self.path(parent)))
             except ArtifactError:
                 return None
-        return made_from
+        return self._known(stage, made_from)
+
+    def _known(self, stage: Stage, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Inputs without fields that were not there when the artifact was made, where they are as by default."""
+        try:
+            was = read_manifest(self.path(stage.name))["inputs"]
+        except ArtifactError:
+            return inputs
+        defaults = default_values()
+        return {k: v for k, v in inputs.items() if k in was or k not in defaults or v != defaults[k]}
 
     def state(self, stage: Stage) -> State:
         """Stale is what was made from other inputs, or hangs on something that is not done."""
         inputs = self.inputs(stage)
-        if inputs is not None and all(self.state(STAGES[parent]) == "done" for parent in stage.parents):
+        if inputs is not None and all(self.state(self.stages[parent]) == "done" for parent in stage.parents):
             return state_of(self.path(stage.name), inputs)
         there = state_of(self.path(stage.name), {})
         return "stale" if there == "done" else there
@@ -73,7 +95,7 @@ class Run:
     def artifact(self, name: str) -> Artifact:
         """The whole, verified and current artifact of a stage, everything it hangs on included."""
         if name not in self._open:
-            stage = STAGES[name]
+            stage = self._stage(name)
             for parent in stage.parents:
                 self.artifact(parent)
             state = self.state(stage)
@@ -106,7 +128,7 @@ class Run:
 
     def build(self, name: str, rebuild: bool = False) -> Artifact:
         """Make one stage, or find it done. With `rebuild`, make it even so."""
-        stage = STAGES[name]
+        stage = self._stage(name)
         for parent in stage.parents:
             self.artifact(parent)
         state = self.state(stage)
@@ -126,9 +148,14 @@ class Run:
             self._open[name] = stage.build(self, draft)
         return self._open[name]
 
+    def _stage(self, name: str) -> Stage:
+        if name not in self.stages:
+            raise ConfigError("this run uses its model as it came: set lm.model to scratch, or lm.finetune.kind")
+        return self.stages[name]
+
     def build_all(self, rebuild: bool = False) -> Artifact:
         """Make every stage that is not done, and the report. With `rebuild`, replace what is stale or damaged."""
-        for name in STAGES:
+        for name in self.stages:
             artifact = self.build(name, rebuild=rebuild and not self._is_whole(name))
         return artifact
 
@@ -141,10 +168,13 @@ class Run:
         new, kept = Run(config), []
         if new.root.exists() and any(new.root.iterdir()):
             raise ArtifactError(f"{new.root} is there already; name a directory that is not")
-        for name, stage in STAGES.items():
+        for name, stage in self.stages.items():
+            if name not in new.stages or new.stages[name].parents != stage.parents:
+                continue
             if self.state(stage) != "done" or not all(parent in kept for parent in stage.parents):
                 continue
-            if new.inputs(stage) == read_manifest(self.path(name))["inputs"]:
+            was = read_manifest(self.path(name))["inputs"]
+            if self._known(stage, new.inputs(stage) or {}) == was:
                 link_directory(self.path(name), new.path(name))
                 kept.append(name)
         new.root.mkdir(parents=True, exist_ok=True)
@@ -181,11 +211,21 @@ class Run:
     # -- parts, loaded when first needed -------------------------------------------------------------------
 
     @cached_property
-    def lm(self) -> BaseLM:
+    def source_lm(self) -> BaseLM:
+        """The model that the config names."""
         from gnnlm.lm.load import load_lm
 
         say(f"loading {self.config.lm.model}")
         return load_lm(self.config.lm)
+
+    @cached_property
+    def lm(self) -> BaseLM:
+        """The model that is frozen here: the one named, or what was trained in this run."""
+        from gnnlm.lm.load import load_lm
+
+        if "lm" not in self.stages:
+            return self.source_lm
+        return load_lm(self.config.lm.model_copy(update={"model": str(self.artifact("lm").path)}))
 
     @cached_property
     def streams(self) -> dict[str, Stream]:
@@ -227,6 +267,16 @@ class Run:
         from gnnlm.gnn.model import GnnModel
 
         return GnnModel.load(self.artifact("train").path / "model.safetensors", self.head).to(self.device)
+
+    @property
+    def unread_positions(self) -> Tensor | None:
+        """Train positions that the base model was not trained on, where some were kept from it."""
+        import torch
+
+        unread = self.artifact("lm").facts.get("unread") if "lm" in self.stages else None
+        if not unread:
+            return None
+        return torch.nonzero(torch.isin(self.states["train"].document_P, torch.tensor(unread)))[:, 0]
 
     def assembler(self, split: str) -> Assembler:
         from gnnlm.graph.assemble import Assembler

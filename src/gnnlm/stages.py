@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gnnlm.artifact import Artifact, Draft, read_manifest
+from gnnlm.config import SCRATCH, flat
 from gnnlm.corpus.stream import SPLITS
 from gnnlm.errors import CorpusError, ModelError
 from gnnlm.progress import warn
@@ -32,19 +33,18 @@ class Stage:
 
 
 def _section(config: Any, prefix: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {f"{prefix}.{key}": value for key, value in config.model_dump(mode="json").items() if key not in skip}
+    return flat({key: value for key, value in config.model_dump(mode="json").items() if key not in skip}, f"{prefix}.")
 
 
 def _corpus_inputs(run: Run) -> dict[str, Any]:
-    from gnnlm.corpus.sources import source_fingerprint
+    from gnnlm.corpus.build import text_fingerprint
     from gnnlm.lm.hf import model_fingerprint
 
     corpus = run.config.corpus
-    sources = [corpus.source] if corpus.train is None else [corpus.train, corpus.valid, corpus.test]
     made = (run.path("corpus") / "manifest.json").is_file()
     was = read_manifest(run.path("corpus"))["inputs"] if made else {}
     try:
-        text = [source_fingerprint(source, leave_out=run.root) for source in sources if source]
+        text = text_fingerprint(corpus, leave_out=run.root)
     except CorpusError:
         if not made:
             raise
@@ -52,13 +52,13 @@ def _corpus_inputs(run: Run) -> dict[str, Any]:
     if made and run.reading:
         text = was["text"]
     try:
-        model = model_fingerprint(run.config.lm.model)
+        model = SCRATCH if run.config.lm.model == SCRATCH else model_fingerprint(run.config.lm.model)
     except ModelError:
         if not made:
             raise
         model = was["model files"]  # it is missed when it is needed
     return {
-        **_section(corpus, "corpus"),
+        **_section(corpus, "corpus", skip=("data_dir",)),
         "seed": run.config.seed,
         "text": text,
         "lm.model": run.config.lm.model,
@@ -66,8 +66,15 @@ def _corpus_inputs(run: Run) -> dict[str, Any]:
     }
 
 
+def _lm_inputs(run: Run) -> dict[str, Any]:
+    lm = run.config.lm
+    used = {"architecture": lm.architecture, "train": lm.train} if lm.model == SCRATCH else {"finetune": lm.finetune}
+    sections = [_section(section, f"lm.{name}") for name, section in used.items()]
+    return {**sections[0], **sections[-1], "lm.continuous": lm.continuous, "seed": run.config.seed}
+
+
 def _encode_inputs(run: Run) -> dict[str, Any]:
-    lm = _section(run.config.lm, "lm", skip=("device",))
+    lm = _section(run.config.lm, "lm", skip=("device", "architecture", "train", "finetune"))
     return {**lm, **_section(run.config.store, "store")}
 
 
@@ -78,6 +85,7 @@ def _codec_idle(run: Run) -> tuple[str, ...]:
 
 OWN_INPUTS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "corpus": _corpus_inputs,
+    "lm": _lm_inputs,
     "encode": _encode_inputs,
     "codec": lambda run: {**_section(run.config.codec, "codec", skip=_codec_idle(run)), "seed": run.config.seed},
     "index": lambda run: {**_section(run.config.index, "index", skip=("probes",)), "seed": run.config.seed},
@@ -105,7 +113,30 @@ OWN_INPUTS: dict[str, Callable[[Run], dict[str, Any]]] = {
 def _build_corpus(run: Run, draft: Draft) -> Artifact:
     from gnnlm.corpus.build import build_corpus
 
-    return build_corpus(draft, run.config.corpus, run.config.seed, run.lm.tokenize, run.lm.vocab_size)
+    return build_corpus(draft, run.config.corpus, run.config.seed, lambda: (run.source_lm, run.source_lm.vocab_size))
+
+
+def _build_lm(run: Run, draft: Draft) -> Artifact:
+    import torch
+
+    from gnnlm.corpus.vocabulary import load_vocabulary
+    from gnnlm.lm.architecture import build_model
+    from gnnlm.lm.hf import HFModel
+    from gnnlm.train.finetune import finetune_hf
+    from gnnlm.train.lm import train_native
+    from gnnlm.train.logging import tensorboard
+
+    config, seed = run.config.lm, run.config.seed
+    with tensorboard(run.root / "tensorboard" / "lm") as log:
+        if config.model != SCRATCH:
+            if not isinstance(run.source_lm, HFModel):
+                raise ModelError("lm.finetune is for Hugging Face models; train one of ours with lm.model: scratch")
+            return finetune_hf(draft, run.source_lm, run.streams, config, seed, log)
+        vocabulary = load_vocabulary(run.artifact("corpus").path)
+        assert vocabulary is not None
+        torch.manual_seed(seed)
+        model = build_model(config.architecture, len(vocabulary))
+        return train_native(draft, model, vocabulary, run.streams, config, seed, log)
 
 
 def _build_store(run: Run, draft: Draft) -> Artifact:
@@ -141,9 +172,11 @@ def _build_neighbours(run: Run, draft: Draft) -> Artifact:
 
     config = run.config
     reach = max(config.gnn.left, config.gnn.right)
-    rule = LeakageRule(config.lm.window, reach, config.search.exclude == "document")
+    store = run.artifact("encode")
+    field = store.facts.get("receptive_field", config.lm.window)
+    rule = LeakageRule(field, reach, config.search.exclude == "document")
     index = open_index(run.artifact("index"), config.index.probes)
-    made = build_neighbours(draft, run.streams, run.artifact("encode"), index, config.search, rule)
+    made = build_neighbours(draft, run.streams, store, index, config.search, rule, config.lm.continuous)
     for split, k in made.facts["k"].items():
         if k < (config.search.graph_k if split == "train" else config.search.k):
             warn(f"the store has only {len(index)} rows: {k} neighbours per {split} position")
@@ -157,8 +190,8 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
 
     from gnnlm.gnn.model import GnnModel
     from gnnlm.gnn.options import resolve_options, similarity_unit
+    from gnnlm.train.gnn import train_gnn
     from gnnlm.train.logging import tensorboard
-    from gnnlm.train.loop import train_gnn
 
     torch.manual_seed(run.config.seed)
     train = run.assembler("train")
@@ -166,7 +199,8 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     model = GnnModel(resolve_options(run.config.gnn, run.head.width, unit), run.head)
     model.checkpoint = run.config.train.checkpoint
     with tensorboard(run.root / "tensorboard") as log:
-        return train_gnn(draft, model, run.head, train, run.assembler("valid"), run.config.train, run.config.seed, log)
+        valid, config = run.assembler("valid"), run.config
+        return train_gnn(draft, model, run.head, train, valid, config.train, config.seed, log, run.unread_positions)
 
 
 def _build_cache(run: Run, draft: Draft) -> Artifact:
@@ -227,6 +261,7 @@ def _build_report(run: Run, draft: Draft) -> Artifact:
         store_tokens=run.streams["train"].token_count,
         model=config.lm.model,
         mix=run.artifact("tune").facts["mix"],
+        lm=run.artifact("lm").facts if "lm" in run.stages else {"kind": "frozen"},
         overlap={split: corpus[split]["overlap"] for split in SPLITS},
         overlap_ngram=config.corpus.overlap_ngram,
         training=training.facts,
@@ -248,7 +283,8 @@ STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
         Stage("corpus", "corpus", (), _build_corpus),
-        Stage("encode", "store", ("corpus",), _build_store),
+        Stage("lm", "lm", ("corpus",), _build_lm),
+        Stage("encode", "store", ("corpus", "lm"), _build_store),
         Stage("codec", "codec", ("encode",), _build_codec),
         Stage("index", "index", ("corpus", "encode"), _build_index),
         Stage("search", "neighbours", ("corpus", "encode", "index"), _build_neighbours),

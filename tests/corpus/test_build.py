@@ -19,13 +19,14 @@ from gnnlm.corpus.windows import plan_windows
 from gnnlm.errors import CorpusError
 
 
-def tokenize(text: str) -> tuple[list[int], list[int]]:
-    return [ord(c) % 100 for c in text], list(range(len(text)))
+class Characters:
+    def tokenize(self, text: str) -> tuple[list[int], list[int]]:
+        return [ord(c) % 100 for c in text], list(range(len(text)))
 
 
 def build(folder: Path, **config: Any) -> Artifact:
     with Draft(folder / "corpus", "corpus", {}) as draft:
-        return build_corpus(draft, CorpusConfig(**config), seed=0, tokenize=tokenize, vocab_size=100)
+        return build_corpus(draft, CorpusConfig(**config), seed=0, lm=lambda: (Characters(), 100))
 
 
 @given(tokens=st.integers(0, 60), window=st.integers(2, 20), context=st.integers(0, 19))

@@ -27,13 +27,13 @@ def one_pass(lm: BaseLM, tokens: np.ndarray) -> torch.Tensor:
     """The model's own hidden states over start token + tokens, no batching, no windows."""
     ids = torch.tensor([[lm.start_token, *tokens.tolist()]])
     with torch.no_grad():
-        out = lm._model(ids, output_hidden_states=True)
+        out = lm.model(ids, output_hidden_states=True)
     return out.hidden_states[-1][0]
 
 
 def test_document_that_fits_a_window(lm: BaseLM) -> None:
     tokens = np.arange(20) % 256
-    got = encode_tokens(lm, tokens, LMConfig(window=32, context=8))
+    got = encode_tokens(lm, tokens, LMConfig(window=32, context=8)).states
     assert got.shape == (21, 32)
     torch.testing.assert_close(torch.from_numpy(got), one_pass(lm, tokens), rtol=1e-4, atol=1e-5)
 
@@ -42,7 +42,7 @@ def test_document_that_fits_a_window(lm: BaseLM) -> None:
 def test_longer_documents_go_window_by_window(lm: BaseLM, length: int, window: int, context: int, batch: int) -> None:
     context = min(context, window - 1)
     tokens = (np.arange(length) * 7 + length) % 256
-    got = encode_tokens(lm, tokens, LMConfig(window=window, context=context, batch_tokens=batch))
+    got = encode_tokens(lm, tokens, LMConfig(window=window, context=context, batch_tokens=batch)).states
     for w in plan_windows(length, window, context):
         states = one_pass(lm, tokens[w.start : w.stop])
         want = states[w.first - w.start :]
@@ -53,9 +53,9 @@ def test_longer_documents_go_window_by_window(lm: BaseLM, length: int, window: i
 def test_states_before_a_changed_token_stay(lm: BaseLM, change: int) -> None:
     config = LMConfig(window=16, context=8)
     tokens = np.arange(60) % 200
-    before = encode_tokens(lm, tokens, config)
+    before = encode_tokens(lm, tokens, config).states
     tokens[change] = 250
-    after = encode_tokens(lm, tokens, config)
+    after = encode_tokens(lm, tokens, config).states
     np.testing.assert_allclose(after[: change + 1], before[: change + 1], rtol=1e-5, atol=1e-5)
     assert not np.allclose(after[change + 1], before[change + 1])
 

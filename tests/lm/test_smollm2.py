@@ -33,7 +33,7 @@ def test_it_reads_english(model: str) -> None:
     assert lm.piece(lm.start_token) == "<|endoftext|>"
 
     def perplexity(tokens: list[int]) -> float:
-        states = torch.from_numpy(encode_tokens(lm, np.array(tokens), config))
+        states = torch.from_numpy(encode_tokens(lm, np.array(tokens), config).states)
         return math.exp(-lm.head.target_log_probs(states[:-1], torch.tensor(tokens)).mean())
 
     assert perplexity(tokens) < 30

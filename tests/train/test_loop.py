@@ -18,7 +18,8 @@ from gnnlm.gnn.model import GnnModel
 from gnnlm.gnn.options import resolve_options
 from gnnlm.pipeline import Run
 from gnnlm.train.data import BlockOrder
-from gnnlm.train.loop import learning_rate, train_gnn
+from gnnlm.train.fit import Plan
+from gnnlm.train.gnn import train_gnn
 
 
 @given(positions=st.integers(2, 200), block=st.integers(1, 30), batch=st.integers(1, 4), step=st.integers(0, 50))
@@ -39,8 +40,8 @@ def test_an_epoch_sees_each_block_once() -> None:
 
 
 def test_cosine_schedule() -> None:
-    config = TrainConfig(lr=2.0, warmup=10, schedule="cosine")
-    rates = [learning_rate(config, step, 110) for step in range(110)]
+    plan = Plan(110, 2.0, 10, "cosine", 1.0, 1, 1, "fp32")
+    rates = [plan.learning_rate(step) for step in range(110)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[10] == 2.0
     assert rates[60] == pytest.approx(1.0)
@@ -78,7 +79,7 @@ def test_bf16(tiny_run: Run, tmp_path: Any) -> None:
 
 
 def test_nan_loss_is_told(tiny_run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnlm.train.loop.learning_rate", lambda config, step, total: math.nan)
+    monkeypatch.setattr(Plan, "learning_rate", lambda self, step: math.nan)
     with pytest.raises(TrainingError, match=r"the loss is nan at step 2 .* lower train.lr"):
         train(tiny_run, tmp_path)
     assert not (tmp_path / "gnn").exists()

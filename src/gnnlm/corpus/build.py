@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CorpusConfig
+from gnnlm.corpus.benchmarks import BENCHMARKS, benchmark_fingerprint, read_benchmark
+from gnnlm.corpus.hub import dataset_fingerprint, read_dataset
 from gnnlm.corpus.overlap import Overlap, Seen
-from gnnlm.corpus.sources import Document, read_documents
-from gnnlm.corpus.stream import SPLITS, Tokenize, TokenizedDocument, save_split
+from gnnlm.corpus.sources import PYTHON_DOCS, Document, Documents, read_documents, source_fingerprint
+from gnnlm.corpus.stream import SPLITS, SplitWriter, Tokenize, TokenizedDocument
+from gnnlm.corpus.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, cut_words
 from gnnlm.errors import CorpusError
 from gnnlm.progress import Track, warn
 
@@ -36,48 +40,118 @@ def split_documents(documents: list[Document], config: CorpusConfig, seed: int) 
     return {"test": dealt[:test], "valid": dealt[test : test + valid], "train": dealt[test + valid :]}
 
 
-def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, list[Document]]:
-    options = (config.encoding, config.skip_unreadable, leave_out)
-    if config.train is not None:
-        assert config.valid is not None
-        assert config.test is not None
-        paths = {"train": config.train, "valid": config.valid, "test": config.test}
-        return {split: read_documents(path, *options) for split, path in paths.items()}
+def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, Documents]:
+    """The documents of every split, wherever they come from."""
+    folder = None if config.data_dir is None else Path(config.data_dir).expanduser()
+    if config.dataset is not None:
+        return read_dataset(config.dataset, config.dataset_config, config.text_column, _dataset_splits(config))
+    if config.source is not None and config.is_benchmark:
+        return read_benchmark(config.source, folder, _split_files(config))
+
+    def read(source: str) -> list[Document]:
+        by_line = config.documents == "lines"
+        return read_documents(_place_of(source, folder), config.encoding, config.skip_unreadable, leave_out, by_line)
+
+    files = _split_files(config)
+    if files is not None:
+        return {split: Documents.listed(read(str(path))) for split, path in files.items()}
     assert config.source is not None
-    return split_documents(read_documents(config.source, *options), config, seed)
+    dealt = split_documents(read(config.source), config, seed)
+    return {split: Documents.listed(documents) for split, documents in dealt.items()}
 
 
-@dataclass
-class _Split:
-    documents: list[TokenizedDocument] = field(default_factory=list)
-    overlap: Overlap = field(default_factory=Overlap)
+def text_fingerprint(config: CorpusConfig, leave_out: Path) -> list[str]:
+    """Changes whenever the text that a config names does."""
+    folder = None if config.data_dir is None else Path(config.data_dir).expanduser()
+    if config.dataset is not None:
+        return [dataset_fingerprint(config.dataset, config.dataset_config, _dataset_splits(config))]
+    files = _split_files(config)
+    if config.source is not None and config.is_benchmark:
+        return [benchmark_fingerprint(config.source, folder, files)]
+    sources = [config.source] if files is None else [str(path) for path in files.values()]
+    return [source_fingerprint(_place_of(source, folder), leave_out) for source in sources if source]
 
 
-def build_corpus(draft: Draft, config: CorpusConfig, seed: int, tokenize: Tokenize, vocab_size: int) -> Artifact:
-    """Build the corpus artifact. Earlier splits win: valid is cleaned of train, test of train and valid."""
-    documents = read_splits(config, seed, leave_out=draft.path.parent)
-    seen = Seen(config.overlap_ngram)
+def _place_of(source: str, folder: Path | None) -> str:
+    return source if folder is None or source == PYTHON_DOCS else str(folder / source)
+
+
+def _split_files(config: CorpusConfig) -> dict[str, Path] | None:
+    """The files of the splits, where a config names them."""
+    folder = Path(config.data_dir or "").expanduser()
+    if config.train is None or config.valid is None or config.test is None:
+        return None
+    return {"train": folder / config.train, "valid": folder / config.valid, "test": folder / config.test}
+
+
+def _dataset_splits(config: CorpusConfig) -> dict[str, str]:
+    return {"train": config.train or "train", "valid": config.valid or "validation", "test": config.test or "test"}
+
+
+class Tokenizer(Protocol):
+    """What turns text into tokens: a base model, or a vocabulary of words or bytes."""
+
+    def tokenize(self, text: str) -> tuple[list[int], list[int]]: ...
+
+
+def make_vocabulary(config: CorpusConfig, splits: dict[str, Documents]) -> Vocabulary:
+    """The words of train, or the bytes of all splits, of what the config takes of them."""
+    if config.tokens == "bytes":
+        return ByteVocabulary.count(document.text for split in SPLITS for document in splits[split])
+    return WordVocabulary.count(_texts_within(config, splits["train"]), config.min_count)
+
+
+def _texts_within(config: CorpusConfig, documents: Documents) -> Iterator[str]:
+    """The texts of train up to its limit of tokens, counted as words and line ends."""
+    total = 0
+    for document in documents:
+        limit = min(
+            (x for x in (config.max_document_tokens, _room(config.max_train_tokens, total)) if x is not None),
+            default=None,
+        )
+        tokens = len(document.text.split()) + document.text.count("\n") + 1
+        if limit is not None and tokens > limit:
+            yield cut_words(document.text, limit)
+            total += limit
+        else:
+            yield document.text
+            total += tokens
+        if config.max_train_tokens is not None and total >= config.max_train_tokens:
+            return
+
+
+def build_corpus(draft: Draft, config: CorpusConfig, seed: int, lm: Callable[[], tuple[Tokenizer, int]]) -> Artifact:
+    """Build the corpus artifact. Earlier splits win: valid is cleaned of train, test of train and valid.
+
+    `lm` gives the base model's tokenizer and the size of its vocabulary; it is asked only where its tokens are used.
+    """
+    splits = read_splits(config, seed, leave_out=draft.path.parent)
     facts: dict[str, Any] = {}
+    if config.tokens == "lm":
+        tokenizer, vocab_size = lm()
+    else:
+        vocabulary = make_vocabulary(config, splits)
+        _check_vocabulary(config, vocabulary)
+        vocabulary.save(draft.folder)
+        tokenizer, vocab_size = vocabulary, len(vocabulary)
+        facts["vocabulary"] = {"kind": vocabulary.kind, "size": len(vocabulary)}
+    seen = None if config.overlap_rule == "skip" else Seen(config.overlap_ngram)
     for split in SPLITS:
-        limit = getattr(config, f"max_{split}_tokens")
-        drop = split != "train" or config.drop_train_duplicates
-        made = _place(documents[split], config, seen, tokenize, limit, drop, split)
-        if not made.documents:
-            raise CorpusError(
-                f"the {split} split has no text left after {made.overlap.repeated_paragraphs} paragraphs that also "
-                "stand in an earlier split were dropped; give it other text, or raise corpus.overlap_limit"
-            )
-        save_split(draft, split, made.documents, vocab_size)
-        if split != "train":
-            _warn_of_overlap(split, made.overlap.facts())
-        facts[split] = {
-            "documents": len(made.documents),
-            "tokens": sum(len(d.tokens) for d in made.documents),
-            "bytes": sum(len(d.text.encode()) for d in made.documents),
-            "whitespace_words": sum(len(d.text.split()) for d in made.documents),
-            "overlap": {**made.overlap.facts(), "repeats_were": "dropped" if drop else "kept"},
-        }
+        made = _place(splits[split], config, seen, tokenizer.tokenize, SplitWriter(draft, split, vocab_size), split)
+        facts[split] = {**made.counts, "overlap": made.overlap}
+        if split != "train" and made.overlap is not None:
+            _warn_of_overlap(split, made.overlap)
     return draft.finish(facts)
+
+
+def _check_vocabulary(config: CorpusConfig, vocabulary: Vocabulary) -> None:
+    whole = config.max_train_tokens is None and config.max_document_tokens is None and config.train is None
+    published = BENCHMARKS[config.source].vocabulary if config.source is not None and config.is_benchmark else None
+    if published is not None and whole and config.min_count == 1 and len(vocabulary) != published:
+        raise CorpusError(
+            f"this is not {config.source}: its vocabulary has {published:,} words, <eos> and <unk> included, here are "
+            f"{len(vocabulary):,}; get the official files"
+        )
 
 
 def _warn_of_overlap(split: str, overlap: dict[str, float | int]) -> None:
@@ -89,40 +163,61 @@ def _warn_of_overlap(split: str, overlap: dict[str, float | int]) -> None:
         warn(f"{100 * gone:.0f}% of the {split} split stood in earlier text and was dropped: check the splits")
 
 
+@dataclass(frozen=True)
+class _Placed:
+    counts: dict[str, int]
+    overlap: dict[str, Any] | None
+
+
 def _place(
-    documents: list[Document],
+    documents: Documents,
     config: CorpusConfig,
-    seen: Seen,
+    seen: Seen | None,
     tokenize: Tokenize,
-    max_tokens: int | None,
-    drop: bool,
+    writer: SplitWriter,
     split: str,
-) -> _Split:
-    made = _Split()
-    total = 0
+) -> _Placed:
+    """Clean, cut, tokenize and write the documents of a split, up to its limit of tokens."""
+    overlap = Overlap()
+    max_tokens = getattr(config, f"max_{split}_tokens")
+    drop = config.overlap_rule == "drop" and (split != "train" or config.drop_train_duplicates)
     placed: list[str] = []
     with Track(f"corpus {split}", len(documents), "documents") as track:
         for document in documents:
+            room = _room(max_tokens, writer.tokens)
+            if room == 0:
+                track.advance(len(documents) - track.done)
+                break
             track.advance(1)
-            if max_tokens is not None and total >= max_tokens:
+            text = document.text
+            if seen is not None:
+                cleaned = seen.clean(text, config.overlap_limit, overlap)
+                text = cleaned if drop else text
+            if not text.strip() and config.tokens != "bytes":
+                overlap.documents_emptied += 1
                 continue
-            cleaned = seen.clean(document.text, config.overlap_limit, made.overlap)
-            text = cleaned if drop else document.text
-            if not text.strip():
-                made.overlap.documents_emptied += 1
-                continue
-            room = None if max_tokens is None else max_tokens - total
             limit = min((x for x in (room, config.max_document_tokens) if x is not None), default=None)
             tokenized = TokenizedDocument.make(document.name, text, tokenize, limit)
             if not tokenized.tokens:
                 continue
-            made.documents.append(tokenized)
-            total += len(tokenized.tokens)
-            seen.count(tokenized.text, made.overlap)
-            if split == "train":  # a train document is compared with the train documents before it
-                seen.add(tokenized.text)
-            else:
-                placed.append(tokenized.text)
-    for text in placed:
-        seen.add(text)
-    return made
+            writer.add(tokenized)
+            if seen is not None:
+                seen.count(tokenized.text, overlap)
+                if split == "train":  # a train document is compared with the train documents before it
+                    seen.add(tokenized.text)
+                else:
+                    placed.append(tokenized.text)
+    if seen is not None:
+        for text in placed:
+            seen.add(text)
+    if not writer.documents:
+        raise CorpusError(
+            f"the {split} split has no text left after {overlap.repeated_paragraphs} paragraphs that also "
+            "stand in an earlier split were dropped; give it other text, or raise corpus.overlap_limit"
+        )
+    facts = None if seen is None else {**overlap.facts(), "repeats_were": "dropped" if drop else "kept"}
+    return _Placed(writer.finish(), facts)
+
+
+def _room(limit: int | None, taken: int) -> int | None:
+    return None if limit is None else max(0, limit - taken)

@@ -14,7 +14,7 @@ import json
 import platform
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +34,35 @@ class Document:
     text: str
 
 
+@dataclass(frozen=True)
+class Documents:
+    """Documents that can be gone through more than once, without holding them all."""
+
+    count: int
+    open: Callable[[], Iterator[Document]]
+
+    @classmethod
+    def listed(cls, documents: list[Document]) -> Documents:
+        return cls(len(documents), lambda: iter(documents))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Document]:
+        return self.open()
+
+
 def read_documents(
-    source: str, encoding: str = "utf-8", skip_unreadable: bool = False, leave_out: Path | None = None
+    source: str,
+    encoding: str = "utf-8",
+    skip_unreadable: bool = False,
+    leave_out: Path | None = None,
+    by_line: bool = False,
 ) -> list[Document]:
     """All documents of a source with any text in them, in the order of their names.
 
-    `leave_out` is a folder that is not read even where it lies inside the source: the run directory.
+    `leave_out` is a folder that is not read even where it lies inside the source: the run directory. `by_line` makes
+    every line of a text file a document of its own.
     """
     if source == PYTHON_DOCS:
         return list(_python_documents())
@@ -58,7 +81,12 @@ def read_documents(
                 ) from error
             warn(f"{where}; left out")
             continue
-        documents.extend(_json_lines(name, text) if ".jsonl" in file.suffixes else [Document(name, text)])
+        if ".jsonl" in file.suffixes:
+            documents.extend(_json_lines(name, text))
+        elif by_line:
+            documents.extend(Document(f"{name}:{n}", line) for n, line in enumerate(text.split("\n"), start=1))
+        else:
+            documents.append(Document(name, text))
     documents = [document for document in documents if document.text.strip()]
     if not documents:
         raise CorpusError(

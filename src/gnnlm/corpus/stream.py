@@ -7,7 +7,8 @@ whole document. Positions, store rows, index ids and neighbour nodes are one num
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from gnnlm.artifact import Artifact, Draft
 
 END = -1
+SURROGATES = "surrogatepass"  # text of bytes that are not UTF-8 holds half surrogates
 SPLITS = ("train", "valid", "test")
 Tokenize = Callable[[str], tuple[list[int], list[int]]]
 
@@ -59,17 +61,43 @@ class Passage:
     after: str
 
 
-def save_split(draft: Draft, split: str, documents: Sequence[TokenizedDocument], vocab_size: int) -> None:
-    starts = np.cumsum([0, *(len(d.tokens) + 1 for d in documents)], dtype=np.int64)
-    tokens = [t for d in documents for t in (*d.tokens, END)]
-    offsets = [o for d in documents for o in (*d.offsets, len(d.text))]
-    draft.save(f"{split}.tokens.npy", np.asarray(tokens, dtype=token_dtype(vocab_size)))
-    draft.save(f"{split}.offsets.npy", np.asarray(offsets, dtype=np.int64))
-    draft.save(f"{split}.starts.npy", starts)
-    draft.write_text(
-        f"{split}.documents.jsonl",
-        "".join(json.dumps({"name": d.name, "text": d.text}, ensure_ascii=False) + "\n" for d in documents),
-    )
+class SplitWriter:
+    """Writes one split of a corpus, document by document."""
+
+    def __init__(self, draft: Draft, split: str, vocab_size: int) -> None:
+        self._draft, self._split, self._dtype = draft, split, token_dtype(vocab_size)
+        self._tokens, self._offsets, self._starts = array("i"), array("i"), array("q", [0])
+        file = draft.folder / f"{split}.documents.jsonl"
+        self._file = file.open("w", encoding="utf-8", errors=SURROGATES, newline="\n")
+        self.documents = self.bytes = self.words = 0
+
+    @property
+    def tokens(self) -> int:
+        return len(self._tokens) - self.documents
+
+    def add(self, document: TokenizedDocument) -> None:
+        self._tokens.extend(document.tokens)
+        self._tokens.append(END)
+        self._offsets.extend(document.offsets)
+        self._offsets.append(len(document.text))
+        self._starts.append(len(self._tokens))
+        self._file.write(json.dumps({"name": document.name, "text": document.text}, ensure_ascii=False) + "\n")
+        self.documents += 1
+        self.bytes += len(document.text.encode("utf-8", "surrogateescape"))
+        self.words += len(document.text.split())
+
+    def finish(self) -> dict[str, int]:
+        """Close the split; its counts."""
+        self._file.close()
+        self._draft.save(f"{self._split}.tokens.npy", np.asarray(self._tokens, dtype=self._dtype))
+        self._draft.save(f"{self._split}.offsets.npy", np.asarray(self._offsets, dtype=np.int32))
+        self._draft.save(f"{self._split}.starts.npy", np.asarray(self._starts, dtype=np.int64))
+        return {
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "whitespace_words": self.words,
+        }
 
 
 class Stream:
@@ -95,9 +123,13 @@ class Stream:
     def documents(self) -> list[dict[str, str]]:
         """Name and text of each document, read when first asked for."""
         if self._documents is None:
-            with self._file.open(encoding="utf-8") as file:
+            with self._file.open(encoding="utf-8", errors=SURROGATES, newline="\n") as file:
                 self._documents = [json.loads(line) for line in file]
         return self._documents
+
+    def places(self) -> npt.NDArray[np.int64]:
+        """Where each position stands when the documents are read as one text, without those past an end."""
+        return np.arange(len(self)) - np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
     def document_of(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The number of the document that each position lies in."""

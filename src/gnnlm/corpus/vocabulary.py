@@ -134,6 +134,24 @@ class ByteVocabulary:
 Vocabulary = WordVocabulary | ByteVocabulary
 
 
+def cut_words(text: str, limit: int) -> str:
+    """The first tokens of a text, line ends counted.
+
+    >>> cut_words("a b\\nc d", 4)
+    'a b\\nc'
+    """
+    kept: list[str] = []
+    for line in text.split("\n"):
+        words = WORD.findall(line)
+        if len(words) >= limit:
+            return "\n".join([*kept, " ".join(words[:limit])])
+        kept.append(line)
+        limit -= len(words) + 1
+        if limit == 0:
+            break
+    return "\n".join(kept)
+
+
 def load_vocabulary(folder: Path) -> Vocabulary | None:
     """The vocabulary in a folder; None where there is none."""
     file = folder / FILE

@@ -1,12 +1,19 @@
 """Who is scored where: the only place that decides which window encodes which position.
 
-Knows nothing of models. A window reads `start token + tokens[start:stop]` and gives one state for each of
-the positions start..stop; it keeps those from `first` on.
+Knows nothing of models. A window reads one token (what stands before it, or the start token) and tokens[start:stop],
+and gives one state for each of the offsets start..stop; it keeps those from `first` on.
 """
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ends = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -20,15 +27,18 @@ class Window:
         return self.stop - self.first + 1
 
 
-def plan_windows(tokens: int, window: int, context: int) -> list[Window]:
-    """Cover the tokens + 1 states of a document, each once, with at least min(context, offset) tokens before it.
+def plan_windows(tokens: int, window: int, context: int, ends: Sequence[int] | Ends = ()) -> list[Window]:
+    """Cover the tokens + 1 states of a text, each once, with at least min(context, offset) tokens before it.
 
-    A window holds `window` tokens including the start token.
+    A window reads at most `window` tokens, the one before its first included. `ends`, where given, are the offsets
+    just behind each line (in order): a window then scores whole lines, unless a line does not fit.
 
     >>> plan_windows(5, window=8, context=2)
     [Window(start=0, stop=5, first=0)]
     >>> plan_windows(5, window=4, context=2)
     [Window(start=0, stop=3, first=0), Window(start=2, stop=5, first=4)]
+    >>> plan_windows(5, window=4, context=2, ends=[3, 5])
+    [Window(start=0, stop=2, first=0), Window(start=1, stop=4, first=3), Window(start=3, stop=5, first=5)]
     """
     assert 0 <= context < window
     windows = []
@@ -36,6 +46,9 @@ def plan_windows(tokens: int, window: int, context: int) -> list[Window]:
     while first <= tokens:
         start = max(0, first - context) if first else 0
         stop = min(tokens, start + window - 1)
+        line = bisect.bisect_right(ends, stop + 1) - 1  # the last line whose last token is scored by `stop` or before
+        if stop < tokens and line >= 0 and ends[line] > first:
+            stop = int(ends[line]) - 1
         windows.append(Window(start, stop, first))
         first = stop + 1
     return windows

@@ -6,8 +6,10 @@ build makes the same bytes.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,68 +17,101 @@ import torch
 
 from gnnlm.artifact import Artifact, Draft, require_space, writing
 from gnnlm.config import LMConfig, StoreConfig
-from gnnlm.corpus.stream import Stream
+from gnnlm.corpus.stream import END, Stream
 from gnnlm.corpus.windows import Window, plan_windows
 from gnnlm.errors import ModelError
 from gnnlm.lm.protocol import BaseLM
 from gnnlm.progress import Track
 
+Tokens = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 DTYPES = {"fp16": np.float16, "fp32": np.float32}
 
 
 @dataclass(frozen=True)
 class Job:
-    """A window with the tokens it reads (without the start token)."""
+    """A window with the tokens it reads, and which of its states are kept, in the order of positions."""
 
     window: Window
-    tokens: npt.NDArray[np.int64]
+    tokens: Tokens
+    kept: Tokens
 
 
-def encode_tokens(lm: BaseLM, tokens: npt.NDArray[np.int64], config: LMConfig) -> npt.NDArray[np.float32]:
+class Encoded(NamedTuple):
+    """States and, where the key is something else, keys: one line a position."""
+
+    states: Floats
+    keys: Floats | None
+
+
+def encode_tokens(lm: BaseLM, tokens: Tokens, config: LMConfig, key: str = "state") -> Encoded:
     """The len(tokens) + 1 states of one document, [T + 1, D]."""
-    return encode_jobs(lm, _jobs(tokens, config), config.batch_tokens)
+    return encode_jobs(lm, plan_jobs(tokens, np.arange(len(tokens) + 1), lm, config), config.batch_tokens, key)
 
 
-def encode_jobs(lm: BaseLM, jobs: list[Job], batch_tokens: int) -> npt.NDArray[np.float32]:
-    """The kept states of all jobs, in order. Windows of similar length are batched, padded on the right."""
-    ends = np.cumsum([job.window.kept for job in jobs])
-    states = np.empty((int(ends[-1]), lm.width), dtype=np.float32)
+def encode_jobs(lm: BaseLM, jobs: list[Job], batch_tokens: int, key: str) -> Encoded:
+    """What is kept of all jobs, in order. Windows of similar length are batched, padded on the right."""
+    ends = np.cumsum([len(job.kept) for job in jobs])
+    made: list[Floats] = []
     by_length = sorted(range(len(jobs)), key=lambda i: (-len(jobs[i].tokens), i))
     while by_length:
-        longest = len(jobs[by_length[0]].tokens) + 1
-        batch, by_length = by_length[: max(1, batch_tokens // longest)], by_length[max(1, batch_tokens // longest) :]
+        longest = len(jobs[by_length[0]].tokens)
+        count = max(1, batch_tokens // longest)
+        batch, by_length = by_length[:count], by_length[count:]
         tokens_BT = torch.full((len(batch), longest), lm.start_token, dtype=torch.long)
         for line, number in enumerate(batch):
-            tokens_BT[line, 1 : 1 + len(jobs[number].tokens)] = torch.from_numpy(jobs[number].tokens)
-        states_BTD = lm.encode(tokens_BT).cpu().numpy()
-        for line, number in enumerate(batch):
-            window = jobs[number].window
-            kept = states_BTD[line, window.first - window.start : window.stop - window.start + 1]
-            states[ends[number] - window.kept : ends[number]] = kept
-    return states
+            tokens_BT[line, : len(jobs[number].tokens)] = torch.from_numpy(jobs[number].tokens)
+        parts = (lm.encode(tokens_BT),) if key == "state" else lm.encode_keys(tokens_BT)
+        if not made:
+            made = [np.empty((int(ends[-1]), part.shape[-1]), dtype=np.float32) for part in parts]
+        for whole, part_BTD in zip(made, parts, strict=True):
+            part = part_BTD.cpu().numpy()
+            for line, number in enumerate(batch):
+                kept = jobs[number].kept
+                whole[ends[number] - len(kept) : ends[number]] = part[line, kept]
+    return Encoded(made[0], made[1] if len(made) > 1 else None)
 
 
-def encode_split(draft: Draft, stream: Stream, lm: BaseLM, lm_config: LMConfig, store: StoreConfig) -> None:
-    """Append the states of one split, going on from the last whole shard."""
+def _texts(stream: Stream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]]:
+    """Tokens that the LM reads in one go, and the offset of each of their positions: a document, or the whole split.
+
+    In a continuous text the position past a document's last token and the first of the next have the same offset:
+    both have read all before.
+    """
+    if continuous:
+        tokens = np.asarray(stream.tokens)
+        yield tokens[tokens != END].astype(np.int64), stream.places()
+        return
+    for start, end in itertools.pairwise(stream.starts.tolist()):
+        yield np.asarray(stream.tokens[start : end - 1], dtype=np.int64), np.arange(end - start)
+
+
+def encode_split(
+    draft: Draft, stream: Stream, lm: BaseLM, lm_config: LMConfig, store: StoreConfig, width: int | None
+) -> None:
+    """Append the states of one split, and its keys of the given width; goes on from the last whole shard."""
     writer = draft.writer(f"{stream.split}.states.npy", (len(stream), lm.width), DTYPES[store.dtype])
+    key_writer = (
+        None if width is None else draft.writer(f"{stream.split}.keys.npy", (len(stream), width), DTYPES[store.dtype])
+    )
     shard: list[Job] = []
-    done, size = writer.rows, 0
+    done, size, at = writer.rows, 0, 0
     seconds = draft.notes.get(f"{stream.split}.seconds", 0.0)
-    at = 0
     with Track(f"encode {stream.split}", len(stream), "tokens", done) as track:
-        for number in range(len(stream.starts) - 1):
-            start, end = int(stream.starts[number]), int(stream.starts[number + 1])
-            for job in _jobs(np.asarray(stream.tokens[start : end - 1], dtype=np.int64), lm_config):
+        for tokens, places in _texts(stream, lm_config.continuous):
+            for job in plan_jobs(tokens, places, lm, lm_config):
                 shard.append(job)
-                size += job.window.kept
-                last = number == len(stream.starts) - 2 and job.window.stop == end - start - 1
-                if size < store.shard_tokens and not last:
+                size += len(job.kept)
+                if size < store.shard_tokens and at + size < len(stream):
                     continue
                 at += size
                 if at > done:
                     assert at - size >= done, "shards must not change between tries"
-                    states = encode_jobs(lm, shard, lm_config.batch_tokens)
-                    writer.append(round_states(states, store.dtype))
+                    made = encode_jobs(lm, shard, lm_config.batch_tokens, store.key)
+                    writer.append(round_states(made.states, store.dtype))
+                    if key_writer is not None:
+                        assert made.keys is not None
+                        key_writer.append(round_states(made.keys, store.dtype))
                     draft.notes[f"{stream.split}.seconds"] = seconds + track.seconds
                     draft.commit()
                     track.advance(size)
@@ -91,8 +126,9 @@ def build_store(
     head_bytes = 4 * lm.width * lm.vocab_size
     needed = rows * lm.width * np.dtype(DTYPES[store.dtype]).itemsize + head_bytes
     require_space(draft.folder, needed - draft.bytes_there, "the store")
+    keys = None if store.key == "state" else lm.encode_keys(torch.full((1, 1), lm.start_token))[1].shape[-1]
     for stream in streams.values():
-        encode_split(draft, stream, lm, lm_config, store)
+        encode_split(draft, stream, lm, lm_config, store, keys)
     with writing(draft.folder / "head.safetensors"):
         lm.head.save(draft.folder / "head.safetensors")
     return draft.finish(
@@ -101,14 +137,23 @@ def build_store(
             "vocab_size": lm.vocab_size,
             "start_token": lm.start_token,
             "dtype": store.dtype,
+            "key": store.key,
+            "receptive_field": min(lm_config.window, lm.receptive_field or lm_config.window),
             "seconds": {split: draft.notes[f"{split}.seconds"] for split in streams},
         }
     )
 
 
-def _jobs(tokens: npt.NDArray[np.int64], config: LMConfig) -> list[Job]:
-    plan = plan_windows(len(tokens), config.window, config.context)
-    return [Job(window, tokens[window.start : window.stop]) for window in plan]
+def plan_jobs(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> list[Job]:
+    """The windows of a text whose positions have these offsets."""
+    ends: Tokens = np.flatnonzero(tokens == lm.start_token) + 1 if config.whole_lines else np.empty(0, dtype=np.int64)
+    jobs = []
+    for window in plan_windows(len(tokens), config.window, config.context, ends):
+        before = lm.start_token if lm.start_always or not window.start else tokens[window.start - 1]
+        low, high = np.searchsorted(places, [window.first, window.stop + 1])
+        kept = places[low:high] - window.start
+        jobs.append(Job(window, np.concatenate([[before], tokens[window.start : window.stop]]), kept))
+    return jobs
 
 
 def round_states(states: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:

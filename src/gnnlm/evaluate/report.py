@@ -159,22 +159,40 @@ def _states(report: dict[str, Any]) -> str:
     return f"Neighbour states: {how}; {read}."
 
 
-def notes(report: dict[str, Any]) -> list[str]:
-    """What stands below the table, a sentence a line."""
-    overlap = report["overlap"]["test"]
-    train = report["overlap"]["train"]
-    base, gnn = report["mix"]["base"], report["mix"]["gnn"]
-    n = report["overlap_ngram"]
+def _overlap(found: dict[str, Any], n: int) -> list[str]:
+    test, train = found["test"], found["train"]
+    if test is None:
+        return ["Overlap: the splits are as published; text that stands in more than one was not looked for."]
     return [
-        f"kNN: k = {base['k']}, T = {base['temperature']:g}, lambda = {base['weight']:g} for base; "
-        f"k = {gnn['k']}, T = {gnn['temperature']:g}, lambda = {gnn['weight']:g} for GNN; chosen on valid.",
-        f"Overlap: of the documents read, {overlap['repeated_paragraphs']} of {overlap['paragraphs']} test paragraphs "
-        f"({overlap['repeated_words']} of {overlap['words']} words) stand in train or valid and were dropped; "
-        f"{100 * overlap['remaining_ngram_overlap']:.1f}% of the {n}-grams left still occur there, and "
-        f"{100 * overlap.get('remaining_short_overlap', 0):.1f}% of the words left are headings and lines of fewer "
+        f"Overlap: of the documents read, {test['repeated_paragraphs']} of {test['paragraphs']} test paragraphs "
+        f"({test['repeated_words']} of {test['words']} words) stand in train or valid and were {test['repeats_were']}; "
+        f"{100 * test['remaining_ngram_overlap']:.1f}% of the {n}-grams left still occur there, and "
+        f"{100 * test.get('remaining_short_overlap', 0):.1f}% of the words left are headings and lines of fewer "
         f"than {n} words that do.",
         f"Inside train {train['repeated_paragraphs']} of {train['paragraphs']} paragraphs repeat another document and "
         f"were {train['repeats_were']}.",
+    ]
+
+
+def _base_model(lm: dict[str, Any]) -> list[str]:
+    """How the base model was made, where it was made in the run."""
+    if lm["kind"] == "frozen":
+        return []
+    how = "trained on train" if lm["kind"] == "scratch" else f"fine-tuned on train ({lm['kind']})"
+    unread = f", {len(lm['unread'])} documents kept from it for the GNN to learn on" if lm.get("unread") else ""
+    return [
+        f"Base model: {how}, step {lm['best_step']} of {lm['steps_done']}, {lm['seconds'] / 60:.0f} minutes{unread}."
+    ]
+
+
+def notes(report: dict[str, Any]) -> list[str]:
+    """What stands below the table, a sentence a line."""
+    base, gnn = report["mix"]["base"], report["mix"]["gnn"]
+    return [
+        f"kNN: k = {base['k']}, T = {base['temperature']:g}, lambda = {base['weight']:g} for base; "
+        f"k = {gnn['k']}, T = {gnn['temperature']:g}, lambda = {gnn['weight']:g} for GNN; chosen on valid.",
+        *_overlap(report["overlap"], report["overlap_ngram"]),
+        *_base_model(report.get("lm", {"kind": "frozen"})),
         f"GNN: step {report['training']['best_step']} of {report['training']['steps_done']}, "
         f"{report['training']['parameters']:,} parameters.",
         _states(report),

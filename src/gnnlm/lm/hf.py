@@ -8,6 +8,7 @@ assumed: at loading, head(state) is compared with the model's own log-softmax on
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib.util
 import io
@@ -105,8 +106,8 @@ class HFModel:
     receptive_field = None
 
     def __init__(self, model: Any, tokenizer: Any, start: str = "auto", dtype: str = "fp32") -> None:
-        self._model = model.eval().requires_grad_(False)
-        self._tokenizer = tokenizer
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
         self._dtype = dtype
         self.device = next(model.parameters()).device
         output = model.get_output_embeddings()
@@ -115,6 +116,10 @@ class HFModel:
         self.head = SoftmaxHead(output.weight, output.bias, *_logit_config(model.config))
         self.start_token = _start_token(tokenizer, start)
         self._check_head()
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
 
     @property
     def width(self) -> int:
@@ -127,14 +132,14 @@ class HFModel:
     @torch.inference_mode()
     def encode(self, tokens_BT: Tensor) -> Tensor:
         with self._arithmetic():
-            out = self._model.base_model(input_ids=tokens_BT.to(self.device), use_cache=False)
+            out = self.model.base_model(input_ids=tokens_BT.to(self.device), use_cache=False)
         states: Tensor = out.last_hidden_state.float()
         return states
 
     @torch.inference_mode()
     def encode_keys(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
         read: list[Tensor] = []
-        hook = _last_feed_forward(self._model).register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+        hook = _last_feed_forward(self.model).register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
         try:
             states_BTD = self.encode(tokens_BT)
         finally:
@@ -144,7 +149,7 @@ class HFModel:
     @torch.inference_mode()
     def stream(self, tokens_BT: Tensor, past: Any = None) -> tuple[Tensor, Any]:
         with self._arithmetic():
-            out = self._model.base_model(input_ids=tokens_BT.to(self.device), past_key_values=past, use_cache=True)
+            out = self.model.base_model(input_ids=tokens_BT.to(self.device), past_key_values=past, use_cache=True)
         return out.last_hidden_state.float(), out.past_key_values
 
     @torch.inference_mode()
@@ -152,10 +157,10 @@ class HFModel:
         return self.head.log_probs(states)
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        if self._tokenizer.is_fast:
-            out = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        if self.tokenizer.is_fast:
+            out = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             return list(out["input_ids"]), [start for start, _ in out["offset_mapping"]]
-        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         offsets, at = [], 0
         for token in ids:
             offsets.append(min(at, len(text)))
@@ -163,7 +168,7 @@ class HFModel:
         return list(ids), offsets
 
     def piece(self, token: int) -> str:
-        piece: str = self._tokenizer.decode([token])
+        piece: str = self.tokenizer.decode([token])
         return piece
 
     def _arithmetic(self) -> contextlib.AbstractContextManager[object]:
@@ -175,17 +180,17 @@ class HFModel:
     def _check_head(self) -> None:
         """Refuse a model whose logits are not what head(state) says."""
         probe = torch.arange(8, device=self.device)[None] % self.vocab_size
-        theirs = self._model(input_ids=probe, use_cache=False).logits.float().log_softmax(-1)
-        states = self._model.base_model(input_ids=probe, use_cache=False).last_hidden_state.float()
+        theirs = self.model(input_ids=probe, use_cache=False).logits.float().log_softmax(-1)
+        states = self.model.base_model(input_ids=probe, use_cache=False).last_hidden_state.float()
         if states.shape[-1] != self.width:
             raise ModelError(
-                f"{type(self._model).__name__}: its states are {states.shape[-1]} wide, its head {self.width}"
+                f"{type(self.model).__name__}: its states are {states.shape[-1]} wide, its head {self.width}"
             )
         ours = self.head.to(self.device).log_probs(states)
         gap = (theirs - ours).abs().max().item()
         if not gap < 1e-2:
             raise ModelError(
-                f"{type(self._model).__name__} changes its logits in a way not known here (log-probabilities differ "
+                f"{type(self.model).__name__} changes its logits in a way not known here (log-probabilities differ "
                 f"by {gap:.3g} on a probe); its probabilities would be wrong, so it is not used"
             )
 
@@ -253,6 +258,19 @@ def load_hf(path: Path, config: LMConfig, device: str) -> HFModel:
                 f"lm.window is {config.window}, {config.model} reads at most {limit} tokens; lower lm.window"
             )
         return HFModel(model, tokenizer, config.start, config.dtype)
+
+
+def save_hf(model: Any, tokenizer: Any, folder: Path) -> None:
+    """A directory that transformers loads, as plain float32 weights whatever the model was loaded from."""
+    with _quiet_transformers() as transformers:
+        config = copy.deepcopy(model.config)
+        for name in ("quantization_config", "_pre_quantization_dtype"):  # a GGUF file counts as quantized
+            if hasattr(config, name):
+                delattr(config, name)
+        fresh = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        fresh.load_state_dict(model.state_dict())
+        fresh.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 @contextlib.contextmanager

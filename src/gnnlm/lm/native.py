@@ -65,6 +65,10 @@ class NativeLM:
         return self.model.head
 
     @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
     def width(self) -> int:
         return self.model.options.width
 

@@ -22,6 +22,11 @@ class BaseLM(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def parameters(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
     def head(self) -> Head: ...
 
     @property

@@ -1,7 +1,7 @@
 """An index over the store's rows: keys in, positions and similarities out.
 
-A key is the state, scaled to unit length under cosine. Rows without a token (the position past a
-document's last) are not indexed: there is nothing to copy from them.
+A key is the state (or the last feed-forward's input), scaled to unit length under cosine. Rows without a token (the
+position past a document's last) are not indexed: there is nothing to copy from them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gnnlm.artifact import Artifact, Draft, writing
 from gnnlm.config import IndexConfig
 from gnnlm.corpus.stream import END, Stream
+from gnnlm.datastore.quantize import check_bytes
 from gnnlm.errors import ConfigError
 from gnnlm.progress import Track
 
@@ -23,6 +24,7 @@ Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 TRAIN_ROWS = 262_144  # most rows a quantizer is trained on
 BATCH = 65_536
+MANY_CLUSTERS = 65_536  # beyond this the clusters themselves are searched through a graph
 
 
 def as_keys(states: npt.NDArray[Any], metric: str) -> Floats:
@@ -36,6 +38,11 @@ def as_keys(states: npt.NDArray[Any], metric: str) -> Floats:
         norms = np.linalg.norm(keys, axis=1, keepdims=True)
         keys = keys / np.maximum(norms, np.finfo(np.float32).tiny)
     return keys
+
+
+def keys_of(store: Artifact, split: str) -> npt.NDArray[Any]:
+    """What a split is searched by: its states, or the keys kept beside them."""
+    return store.array(f"{split}.{'states' if store.facts.get('key', 'state') == 'state' else 'keys'}.npy")
 
 
 class Index:
@@ -67,7 +74,11 @@ def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
     if config.kind == "exact":
         return faiss.IndexFlatIP(width) if config.metric == "cosine" else faiss.IndexFlatL2(width)
     clusters = min(config.clusters or int(4 * math.sqrt(rows)), rows)
-    factory = f"IVF{clusters},Flat" if config.kind == "ivf" else config.kind
+    cells = f"IVF{clusters}" + ("_HNSW32" if clusters > MANY_CLUSTERS else "")
+    factory = f"{cells},Flat" if config.kind == "ivf" else config.kind
+    if config.kind == "ivfpq":
+        check_bytes(width, config.bytes, "index.bytes")
+        factory = f"OPQ{config.bytes},{cells},PQ{config.bytes}"
     try:
         # L2 between unit vectors ranks as cosine does, and stays right when a transform centres the keys.
         return faiss.index_factory(width, factory, faiss.METRIC_L2)
@@ -101,15 +112,15 @@ def _unusable(config: IndexConfig, width: int, error: Exception) -> ConfigError:
 
 def build_index(draft: Draft, store: Artifact, stream: Stream, config: IndexConfig, seed: int) -> Artifact:
     """Index the train split of a store."""
-    states = store.array("train.states.npy")
+    keys = keys_of(store, "train")
     positions = np.flatnonzero(np.asarray(stream.tokens) != END).astype(np.int64)
     wanted = 1 if config.kind == "exact" else TRAIN_ROWS
     sample = np.random.default_rng(seed).permutation(len(positions))[:wanted]
     with Track("index", len(positions), "rows") as track:
-        index = train_index(as_keys(states[np.sort(positions[sample])], config.metric), config, len(positions), seed)
+        index = train_index(as_keys(keys[np.sort(positions[sample])], config.metric), config, len(positions), seed)
         for start in range(0, len(positions), BATCH):
             rows = positions[start : start + BATCH]
-            index.add(as_keys(states[rows], config.metric))
+            index.add(as_keys(keys[rows], config.metric))
             track.advance(len(rows))
     with writing(draft.folder / "index.faiss"):
         faiss.write_index(index, str(draft.folder / "index.faiss"))

@@ -17,7 +17,7 @@ from gnnlm.artifact import Artifact, Draft, require_space
 from gnnlm.config import SearchConfig
 from gnnlm.corpus.stream import Stream
 from gnnlm.progress import Track
-from gnnlm.retrieval.index import Floats, Ids, Index
+from gnnlm.retrieval.index import Floats, Ids, Index, keys_of
 
 FETCH_AT_ONCE = 2**26  # rows asked of the index in one call, over all queries: 0.8 GB
 
@@ -35,17 +35,24 @@ class LeakageRule:
     reach: int
     whole_document: bool
 
-    def excluded(self, positions: Ids, first: Ids, last: Ids) -> tuple[Ids, Ids]:
+    def excluded(self, positions: Ids, first: Ids, last: Ids, places: Ids | None = None) -> tuple[Ids, Ids]:
         """The range low..high (both included) that each position may not retrieve.
+
+        `first` and `last` bound its document. `places` are given where the LM read on from document to document: the
+        receptive field then crosses their bounds.
 
         >>> rule = LeakageRule(receptive_field=2, reach=1, whole_document=False)
         >>> low, high = rule.excluded(np.array([10]), np.array([8]), np.array([30]))
         >>> int(low[0]), int(high[0])
         (8, 13)
         """
+        span = self.receptive_field + self.reach
+        if places is not None:
+            here = places[positions]
+            low, high = np.searchsorted(places, here - span), np.searchsorted(places, here + span, side="right") - 1
+            return (np.minimum(low, first), np.maximum(high, last)) if self.whole_document else (low, high)
         if self.whole_document:
             return first, last
-        span = self.receptive_field + self.reach
         return np.maximum(positions - span, first), np.minimum(positions + span, last)
 
 
@@ -99,9 +106,17 @@ def compact(ids: Ids, similarity: Floats, keep: npt.NDArray[np.bool_], k: int) -
 
 
 def search_split(
-    draft: Draft, stream: Stream, states: npt.NDArray[Any], index: Index, k: int, rule: LeakageRule | None, shard: int
+    draft: Draft,
+    stream: Stream,
+    keys: npt.NDArray[Any],
+    index: Index,
+    k: int,
+    rule: LeakageRule | None,
+    shard: int,
+    continuous: bool,
 ) -> None:
     """Fill one split's table, going on from the last whole shard."""
+    places = stream.places() if continuous else None
     split = stream.split
     ids = draft.writer(f"{split}.ids.npy", (len(stream), k), np.int32 if index.positions[-1] < 2**31 else np.int64)
     similarity = draft.writer(f"{split}.similarity.npy", (len(stream), k), np.float32)
@@ -110,13 +125,13 @@ def search_split(
     with Track(f"search {split}", len(stream), "queries", ids.rows) as track:
         for start in range(ids.rows, len(stream), shard):
             positions = np.arange(start, min(start + shard, len(stream)))
-            queries = states[positions]
+            queries = keys[positions]
             if rule is None:
                 found, scores = index.search(queries, k)
                 found, scores = compact(found, scores, found >= 0, k)
             else:
                 number = stream.document_of(positions)
-                bounds = rule.excluded(positions, stream.starts[number], stream.starts[number + 1] - 1)
+                bounds = rule.excluded(positions, stream.starts[number], stream.starts[number + 1] - 1, places)
                 found, scores = search_outside(index, queries, *bounds, k)
             ids.append(found)
             similarity.append(scores)
@@ -127,15 +142,21 @@ def search_split(
 
 
 def build_neighbours(
-    draft: Draft, streams: dict[str, Stream], store: Artifact, index: Index, config: SearchConfig, rule: LeakageRule
+    draft: Draft,
+    streams: dict[str, Stream],
+    store: Artifact,
+    index: Index,
+    config: SearchConfig,
+    rule: LeakageRule,
+    continuous: bool = False,
 ) -> Artifact:
     """Tables of graph_k for train and of k for valid and test, both capped by the store."""
     ks = {split: min(config.graph_k if split == "train" else config.k, len(index)) for split in streams}
     needed = sum(8 * len(stream) * ks[split] for split, stream in streams.items())
     require_space(draft.folder, needed - draft.bytes_there, "the neighbour tables")
     for split, stream in streams.items():
-        states = store.array(f"{split}.states.npy")
-        search_split(draft, stream, states, index, ks[split], rule if split == "train" else None, config.shard_queries)
+        barred = rule if split == "train" else None
+        search_split(draft, stream, keys_of(store, split), index, ks[split], barred, config.shard_queries, continuous)
     return draft.finish(
         {
             "k": ks,

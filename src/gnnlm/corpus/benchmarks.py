@@ -1,0 +1,273 @@
+"""The published benchmarks as corpora: WikiText-103 and -2, One Billion Word, enwik8.
+
+Each is read from a folder that holds its official files, or from the Hugging Face hub, and split as published. What
+is there is counted and compared with what was published before anything is made of it: a benchmark that is not what
+it claims to be is refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnnlm.corpus.sources import Document, Documents
+from gnnlm.corpus.stream import SPLITS
+from gnnlm.errors import CorpusError
+
+Lines = Callable[[], Iterator[str]]
+
+TITLE = re.compile(r"^ ?= ((?!= ).*(?<! =)) = ?$")
+PAGE = re.compile(rb"(?=  <page>\n)")
+ENWIK8_BYTES, ENWIK8_MD5 = 100_000_000, "a1fa5ffddb56f4953e226637dabbb36a"
+ENWIK8_ENDS = {"train": 90_000_000, "valid": 95_000_000, "test": 100_000_000}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What was published of a benchmark, and how its files are read.
+
+    `tokens` are counted with one `<eos>` a line, `vocabulary` with `<eos>` and `<unk>`.
+    """
+
+    name: str
+    unit: str  # words or bytes
+    min_count: int = 1  # a rarer word is <unk>
+    tokens: tuple[int, int, int] | None = None
+    lines: tuple[int | None, int | None, int | None] = (None, None, None)
+    vocabulary: int | None = None
+
+
+BENCHMARKS = {
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark("wikitext-103", "words", tokens=(103_227_021, 217_646, 245_569), vocabulary=267_735),
+        Benchmark("wikitext-2", "words", tokens=(2_088_628, 217_646, 245_569), vocabulary=33_278),
+        Benchmark("one-billion-word", "words", min_count=3, lines=(30_301_028, None, None), vocabulary=793_471),
+        Benchmark("enwik8", "bytes", tokens=(90_000_000, 5_000_000, 5_000_000), vocabulary=205),
+    )
+}
+HUB = {  # where the hub keeps them: repository and configuration
+    "wikitext-103": ("Salesforce/wikitext", "wikitext-103-v1"),
+    "wikitext-2": ("Salesforce/wikitext", "wikitext-2-v1"),
+    "one-billion-word": ("billion-word-benchmark/lm1b", "plain_text"),
+    "enwik8": ("LTCB/enwik8", "enwik8-raw"),
+}
+
+
+def read_benchmark(name: str, folder: Path | None, files: dict[str, Path] | None = None) -> dict[str, Documents]:
+    """The splits of a benchmark: from a folder of official files, from a file a split, or from the hub."""
+    benchmark = BENCHMARKS[name]
+    if name == "enwik8":
+        return _enwik8(folder, files)
+    if files is not None:
+        sources = {split: _file_lines([path]) for split, path in files.items()}
+    elif folder is None:
+        sources = {split: _hub_lines(name, split) for split in SPLITS}
+    else:
+        found = _one_billion_word(folder) if name == "one-billion-word" else _wikitext(name, folder)
+        sources = {split: _file_lines(paths) for split, paths in found.items()}
+    split_up = _sentences if name == "one-billion-word" else _articles
+    made = {}
+    for number, (split, lines) in enumerate(sources.items()):
+        counted = _count(lines, split_up)
+        if files is None:
+            _compare(benchmark, split, number, counted)
+        made[split] = Documents(counted.documents, lambda lines=lines: split_up(lines()))  # type: ignore[misc]
+    return made
+
+
+def benchmark_fingerprint(name: str, folder: Path | None, files: dict[str, Path] | None) -> str:
+    """Changes whenever the benchmark's files do; large files are told by name, size and both ends."""
+    if files is not None:
+        paths = list(files.values())
+    elif folder is None:
+        return f"hub {' '.join(HUB[name])}"
+    elif name == "enwik8":
+        paths = [_enwik8_file(folder)]
+    else:
+        found = _one_billion_word(folder) if name == "one-billion-word" else _wikitext(name, folder)
+        paths = [path for group in found.values() for path in group]
+    digest = hashlib.sha256()
+    for path in paths:
+        size = _size(path)
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(2**20))
+            file.seek(max(0, size - 2**20))
+            digest.update(file.read())
+    return digest.hexdigest()[:16]
+
+
+# -- words --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Counted:
+    documents: int = 0
+    lines: int = 0
+    tokens: int = 0
+
+
+def _count(lines: Lines, split_up: Callable[[Iterator[str]], Iterator[Document]]) -> _Counted:
+    counted = _Counted()
+    for document in split_up(lines()):
+        counted.documents += 1
+        counted.lines += document.text.count("\n") + 1
+        counted.tokens += len(document.text.split())
+    counted.tokens += counted.lines
+    return counted
+
+
+def _compare(benchmark: Benchmark, split: str, number: int, counted: _Counted) -> None:
+    published = {
+        "tokens": None if benchmark.tokens is None else benchmark.tokens[number],
+        "lines": benchmark.lines[number],
+    }
+    for what, expected in published.items():
+        got = getattr(counted, what)
+        if expected is not None and got != expected:
+            raise CorpusError(
+                f"this is not {benchmark.name}: its {split} split has {expected:,} {what}, <eos> included, here are "
+                f"{got:,}; get the official files, or name these as corpus.train, corpus.valid and corpus.test"
+            )
+
+
+def _articles(lines: Iterator[str]) -> Iterator[Document]:
+    """Articles, named by their title; every line belongs to one."""
+    name, kept, blank = "", list[str](), True
+    for line in lines:
+        title = TITLE.match(line) if blank else None
+        if title and any(each.strip() for each in kept):
+            yield Document(name, "\n".join(kept))
+            kept = []
+        if title:
+            name = title.group(1)
+        kept.append(line)
+        blank = not line.strip()
+    if kept:
+        yield Document(name, "\n".join(kept))
+
+
+def _sentences(lines: Iterator[str]) -> Iterator[Document]:
+    """Every line by itself: the sentences were shuffled."""
+    for number, line in enumerate(lines, start=1):
+        yield Document(f"sentence {number}", line)
+
+
+def _file_lines(paths: list[Path]) -> Lines:
+    for path in paths:
+        _size(path)
+
+    def lines() -> Iterator[str]:
+        for path in paths:
+            opened = gzip.open if path.suffix == ".gz" else open
+            with opened(path, "rt", encoding="utf-8", newline="\n") as file:
+                try:
+                    for line in file:
+                        yield str(line).rstrip("\n")
+                except (UnicodeDecodeError, OSError, EOFError) as error:
+                    raise CorpusError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+    return lines
+
+
+def _wikitext(name: str, folder: Path) -> dict[str, list[Path]]:
+    """wiki.train.tokens and so on, as published; or train.txt and so on."""
+    found = {}
+    for split in SPLITS:
+        names = [f"wiki.{split}.tokens", f"{split}.txt"]
+        there = [folder / each for each in names if (folder / each).is_file()]
+        if not there:
+            raise CorpusError(
+                f"{folder} holds no {names[0]} (or {names[1]}): {name} needs all three splits; unpack the official "
+                "archive there and give that folder with --data-dir"
+            )
+        found[split] = there[:1]
+    return found
+
+
+def _one_billion_word(folder: Path) -> dict[str, list[Path]]:
+    """100 shards to train on; of the held-out shards the first is the published test set, the second our valid."""
+    train = sorted(folder.rglob("news.en-*-of-00100"))
+    heldout = {path.name: path for path in folder.rglob("news.en.heldout-*-of-00050")}
+    names = {"valid": "news.en.heldout-00001-of-00050", "test": "news.en.heldout-00000-of-00050"}
+    missing = [name for name in names.values() if name not in heldout]
+    if missing or len(train) not in (99, 100):  # the release has 99: what would be shard 0 is the held-out set
+        raise CorpusError(
+            f"{folder} is not One Billion Word: expected its shards news.en-*-of-00100 (got {len(train)}) and "
+            f"{' and '.join(names.values())} ({len(missing)} missing); unpack the official archive there and give that "
+            "folder with --data-dir"
+        )
+    return {"train": train, "valid": [heldout[names["valid"]]], "test": [heldout[names["test"]]]}
+
+
+def _hub_lines(name: str, split: str) -> Lines:
+    from gnnlm.corpus.hub import hub_lines
+
+    repository, configuration = HUB[name]
+    return hub_lines(name, repository, configuration, {"valid": "validation"}.get(split, split))
+
+
+# -- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def _enwik8(folder: Path | None, files: dict[str, Path] | None) -> dict[str, Documents]:
+    if files is not None:
+        parts = {split: _unpacked(path) for split, path in files.items()}
+    else:
+        if folder is None:
+            file, data = "the hub's file", "".join(_hub_lines("enwik8", "train")()).encode()
+        else:
+            file, data = str(_enwik8_file(folder)), _unpacked(_enwik8_file(folder))
+        if len(data) != ENWIK8_BYTES or hashlib.md5(data, usedforsecurity=False).hexdigest() != ENWIK8_MD5:
+            raise CorpusError(
+                f"{file} is not enwik8: it has {len(data):,} bytes of {ENWIK8_BYTES:,}, or another checksum than "
+                f"{ENWIK8_MD5}; download it again, or name your files as corpus.train, corpus.valid and corpus.test"
+            )
+        starts = {"train": 0, "valid": ENWIK8_ENDS["train"], "test": ENWIK8_ENDS["valid"]}
+        parts = {split: data[starts[split] : ENWIK8_ENDS[split]] for split in SPLITS}
+    made = {}
+    for split, part in parts.items():
+        documents = list(_pages(part))
+        made[split] = Documents(len(documents), lambda documents=documents: iter(documents))  # type: ignore[misc]
+    return made
+
+
+def _enwik8_file(folder: Path) -> Path:
+    for name in ("enwik8", "enwik8.gz", "enwik8.zip"):
+        if (folder / name).is_file():
+            return folder / name
+    raise CorpusError(f"{folder} holds no enwik8, enwik8.gz or enwik8.zip; give the folder that does with --data-dir")
+
+
+def _unpacked(path: Path) -> bytes:
+    _size(path)
+    try:
+        if path.suffix == ".gz":
+            return gzip.decompress(path.read_bytes())
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                return archive.read(archive.namelist()[0])
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise CorpusError(f"{path} cannot be unpacked ({error}); download it again") from error
+    return path.read_bytes()
+
+
+def _pages(data: bytes) -> Iterator[Document]:
+    """Pages of the dump, named by their title; bytes that are not UTF-8 (a page that was cut) are kept as they are."""
+    for number, page in enumerate(part for part in PAGE.split(data) if part):
+        title = re.search(rb"<title>(.*?)</title>", page)
+        name = title.group(1).decode("utf-8", "replace") if title else f"part {number}"
+        yield Document(name, page.decode("utf-8", "surrogateescape"))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,79 @@
+"""Text from Hugging Face datasets: by name, or from a local path. The only module that knows `datasets`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gnnlm.corpus.sources import Document, Documents
+from gnnlm.errors import CorpusError
+
+
+def load_split(name: str, configuration: str | None, split: str) -> Any:
+    """One split of a dataset: a directory that `save_to_disk` made, a folder of data files, or a name on the hub."""
+    try:
+        import datasets
+    except ImportError:
+        raise CorpusError("Hugging Face datasets need pip install 'gnnlm[datasets]'") from None
+    path = Path(name).expanduser()
+    try:
+        if path.is_dir() and ((path / "dataset_dict.json").is_file() or (path / "state.json").is_file()):
+            loaded = datasets.load_from_disk(str(path))
+            return loaded[split] if isinstance(loaded, dict) else loaded
+        return datasets.load_dataset(str(path) if path.exists() else name, configuration, split=split)
+    except KeyError:
+        raise CorpusError(f"{name} has no split {split!r}; it has {', '.join(loaded)}") from None
+    except Exception as error:  # datasets raises many kinds, none of them ours
+        reason = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") and not path.exists() else error
+        raise CorpusError(
+            f"dataset {name}, split {split!r} cannot be loaded: {' '.join(str(reason).split())[:200]}"
+        ) from error
+
+
+def read_dataset(name: str, configuration: str | None, column: str, splits: dict[str, str]) -> dict[str, Documents]:
+    """The rows of each split as documents."""
+    made = {}
+    for ours, theirs in splits.items():
+        rows = load_split(name, configuration, theirs)
+        if column not in rows.column_names:
+            raise CorpusError(
+                f"dataset {name} has no column {column!r}; set corpus.text_column to one of "
+                f"{', '.join(rows.column_names)}"
+            )
+        made[ours] = Documents(len(rows), _documents(rows, column, theirs))
+    return made
+
+
+def _documents(rows: Any, column: str, split: str) -> Callable[[], Iterator[Document]]:
+    def documents() -> Iterator[Document]:
+        for number, row in enumerate(rows):
+            title = next((str(row[key]) for key in ("name", "title", "id") if row.get(key) is not None), str(number))
+            if row[column] and row[column].strip():
+                yield Document(f"{split}:{title}", row[column])
+
+    return documents
+
+
+def dataset_fingerprint(name: str, configuration: str | None, splits: dict[str, str]) -> str:
+    """What `datasets` itself tells a version by."""
+    parts = [load_split(name, configuration, split)._fingerprint for split in splits.values()]
+    return " ".join(parts)
+
+
+def hub_lines(benchmark: str, repository: str, configuration: str, split: str) -> Callable[[], Iterator[str]]:
+    """The lines of a benchmark's split, from the hub."""
+    try:
+        rows = load_split(repository, configuration, split)
+    except CorpusError as error:
+        raise CorpusError(
+            f"{benchmark} is not here and not to be had from the hub ({error}); give the folder of its official files "
+            "with --data-dir"
+        ) from error
+
+    def lines() -> Iterator[str]:
+        for row in rows:
+            yield row["text"].removesuffix("\n")
+
+    return lines

@@ -1,0 +1,125 @@
+"""An interpolated 5-gram with Kneser-Ney smoothing: what any base model has to beat.
+
+    p_n(w | h) = max(c(h w) - D, 0) / c(h)  +  D N(h) / c(h)  p_{n-1}(w | h')
+
+c counts occurrences at the highest order and distinct left neighbours below it, N(h) is how many words follow h, h'
+is h without its first word, and p_0 is uniform. One discount D per order, from the counts of counts. All counts are
+sorted arrays of hashes, looked up by bisection.
+
+Shapes: N tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnlm.corpus.stream import END, Stream
+
+Hashes = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.int64]
+PRIME, MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Counts of one order: of every n-gram, and of every history."""
+
+    grams: Hashes
+    counts: Floats
+    histories: Hashes
+    totals: Floats
+    followers: Floats
+    discount: float
+
+
+def hash_grams(tokens: Tokens, n: int) -> Hashes:
+    """One hash for the n tokens that end at each token; the first n - 1 are read as if -1 stood before the text."""
+    padded = np.concatenate([np.full(n - 1, -1, dtype=np.int64), tokens]) if n > 1 else tokens
+    hashes = np.zeros(len(tokens), dtype=np.uint64)
+    for offset in range(n):
+        part = (padded[offset : offset + len(tokens)] + 2).astype(np.uint64)
+        hashes = (hashes ^ (part * PRIME)) * MIX
+        hashes ^= hashes >> np.uint64(31)
+    return hashes
+
+
+def texts_hashes(texts: list[Tokens], n: int) -> Hashes:
+    return np.concatenate([hash_grams(text, n) for text in texts])
+
+
+class KneserNey:
+    """Counts of a text (or of several, none of which sees another)."""
+
+    def __init__(self, texts: list[Tokens], vocab_size: int, order: int = 5) -> None:
+        self.vocab_size, self.order = vocab_size, order
+        self._orders = [self._count(texts, n) for n in range(1, order + 1)]
+
+    def _count(self, texts: list[Tokens], n: int) -> Order:
+        hashes = texts_hashes(texts, n)
+        grams, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+        if n < self.order:  # how many different words stand before it, instead of how often it occurs
+            _, where = np.unique(texts_hashes(texts, n + 1), return_index=True)
+            counts = np.bincount(np.searchsorted(grams, hashes[where]), minlength=len(grams))
+        history_of = self._history(texts, n)[first]
+        histories, line = np.unique(history_of, return_inverse=True)
+        totals = np.bincount(line, weights=counts).astype(np.float64)
+        followers = np.bincount(line).astype(np.float64)
+        once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+        discount = once / (once + 2 * twice) if once and twice else 0.5
+        return Order(grams, counts.astype(np.float64), histories, totals, followers, discount)
+
+    @staticmethod
+    def _history(texts: list[Tokens], n: int) -> Hashes:
+        """The hash of the n - 1 tokens before each token."""
+        if n == 1:
+            return np.zeros(sum(len(text) for text in texts), dtype=np.uint64)
+        before = [np.concatenate([[-1], text[:-1]]) if len(text) else text for text in texts]
+        return texts_hashes(before, n - 1)
+
+    def log_probs(self, texts: list[Tokens]) -> Floats:
+        """log p of every token of the texts, [N]."""
+        probs = np.full(sum(len(text) for text in texts), 1 / self.vocab_size)
+        for n, counted in enumerate(self._orders, start=1):
+            counts = _look_up(counted.grams, counted.counts, texts_hashes(texts, n))
+            history = self._history(texts, n)
+            totals = _look_up(counted.histories, counted.totals, history)
+            followers = _look_up(counted.histories, counted.followers, history)
+            known = totals > 0
+            spared = counted.discount * followers[known]
+            higher = np.maximum(counts[known] - counted.discount, 0)
+            probs[known] = (higher + spared * probs[known]) / totals[known]
+        logs: Floats = np.log(probs)
+        return logs
+
+
+def _look_up(keys: Hashes, values: Floats, wanted: Hashes) -> Floats:
+    """The value of each wanted key; 0 where it is not there."""
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[at] == wanted, values[at], 0.0)
+
+
+def score_ngram(streams: dict[str, Stream], continuous: bool, facts: dict[str, Any], order: int = 5) -> dict[str, Any]:
+    """The test split under an n-gram of the train split, read as the base model reads it."""
+
+    def texts(split: str) -> list[Tokens]:
+        stream = streams[split]
+        tokens = np.asarray(stream.tokens, dtype=np.int64)
+        if continuous:
+            return [tokens[tokens != END]]
+        return [tokens[start : end - 1] for start, end in itertools.pairwise(stream.starts.tolist())]
+
+    train = texts("train")
+    size = int(facts["vocabulary"]["size"]) if "vocabulary" in facts else 1 + int(max(t.max() for t in train))
+    scores = KneserNey(train, size, order).log_probs(texts("test"))
+    return {
+        "order": order,
+        "ppl": float(np.exp(-scores.mean())),
+        "bits_per_byte": float(-scores.sum() / np.log(2) / facts["test"]["bytes"]),
+        "test_tokens": len(scores),
+    }

@@ -1,0 +1,44 @@
+"""The paper's base models by name, and smaller ones like them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnnlm.config import ArchitectureConfig
+from gnnlm.errors import ConfigError
+from gnnlm.lm.native import NativeModel, make_model
+
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "wikitext103": ("adaptive", {}),  # the defaults of AdaptiveOptions are this model
+    "one-billion-word": (
+        "adaptive",
+        {
+            "width": 1536,
+            "layers": 24,
+            "ffn": 8192,
+            "cutoffs": (60_000, 160_000),
+            "dropout": 0.1,
+            "activation_dropout": 0.0,
+            "softmax_dropout": 0.0,
+        },
+    ),
+    "enwik8": ("transformer-xl", {}),  # the defaults of TransformerXLOptions are this model
+}
+ONLY_XL = ("segment", "memory")
+ONLY_ADAPTIVE = ("activation_dropout", "softmax_dropout")
+
+
+def build_model(config: ArchitectureConfig, vocab_size: int) -> NativeModel:
+    """A fresh model of the configured architecture."""
+    kind, preset = PRESETS[config.preset]
+    chosen = config.model_dump(exclude={"preset"}, exclude_none=True)
+    wrong = [name for name in (ONLY_ADAPTIVE if kind == "transformer-xl" else ONLY_XL) if name in chosen]
+    if wrong:
+        raise ConfigError(f"lm.architecture.{wrong[0]} is not a field of preset {config.preset}, a {kind} model")
+    options = {**preset, **chosen, "vocab_size": vocab_size}
+    model = make_model(kind, options)
+    if model.options.width % model.options.heads:
+        raise ConfigError(
+            f"lm.architecture.heads must divide its width {model.options.width} (got {model.options.heads})"
+        )
+    return model

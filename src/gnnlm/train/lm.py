@@ -1,0 +1,219 @@
+"""Training a base model on its corpus, from scratch or from a pretrained one.
+
+The data is one long text in blocks, or in lanes for a model with memory, where the LM reads on from document to
+document; else every document by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gnnlm.artifact import Artifact, Draft
+from gnnlm.config import FitConfig, LMConfig, LMTrainConfig
+from gnnlm.corpus.stream import END, Stream
+from gnnlm.corpus.vocabulary import ByteVocabulary, Vocabulary
+from gnnlm.lm.native import NativeLM, NativeModel
+from gnnlm.lm.transformer_xl import TransformerXL
+from gnnlm.predict.predictor import perplexity
+from gnnlm.train.data import IGNORED, Lanes, Pieces, TextBlocks, Tokens
+from gnnlm.train.fit import Log, Plan, Validation, fit, fit_facts
+
+Batches = TextBlocks | Lanes | Pieces
+
+
+class Losses(Protocol):
+    """Negative log-probabilities of the wanted tokens that count, [N], and what the next segment needs."""
+
+    def __call__(self, model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]: ...
+
+
+def native_losses(model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]:
+    """For models of ours."""
+    out = model(read, past)
+    real = wanted != IGNORED
+    head: Any = getattr(model, "module", model).head
+    return -head.target_log_probs(out.states[real], wanted[real]), out.past
+
+
+def hf_losses(model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]:
+    """For transformers models."""
+    logits = model(input_ids=read, use_cache=False).logits
+    real = wanted != IGNORED
+    return F.cross_entropy(logits[real].float(), wanted[real], reduction="none"), None
+
+
+@dataclass
+class LMTask:
+    """Next-token prediction."""
+
+    model: nn.Module
+    batches: Batches
+    valid: Batches
+    losses: Losses
+    accumulate: int
+    valid_batches: int
+    save_to: Callable[[Path], None]
+    bits: bool = False  # people speak of bits per byte, not of perplexity
+    past: Any = field(default=None, init=False)
+
+    def start(self, device: torch.device) -> None:
+        self.device = device
+
+    def loss(self, model: nn.Module, step: int, part: int) -> tuple[Tensor, int]:
+        number = step * self.accumulate + part
+        read, wanted = (tensor.to(self.device) for tensor in self.batches(number))
+        past = self.past if isinstance(self.batches, Lanes) and not self.batches.begins(number) else None
+        losses, self.past = self.losses(model, read, wanted, past)
+        if not isinstance(self.batches, Lanes):
+            self.past = None
+        return losses.mean(), len(losses)
+
+    def validate(self, step: int) -> Validation:
+        total, count, past = 0.0, 0, None
+        for number in range(self.valid_batches):
+            read, wanted = (tensor.to(self.device) for tensor in self.valid(number))
+            losses, past = self.losses(self.model, read, wanted, past)
+            past = past if isinstance(self.valid, Lanes) else None
+            total += losses.sum().item()
+            count += len(losses)
+        loss = total / count
+        words = f"valid perplexity {perplexity(loss):.3f}"
+        if self.bits:
+            words = f"valid {loss / math.log(2):.4f} bits per byte"
+        return Validation(loss, {"valid_base": loss}, words)
+
+    def note(self, step: int) -> str:
+        return ""
+
+    def save(self, path: Path) -> None:
+        self.save_to(path)
+
+    def carried(self) -> dict[str, Tensor]:
+        return {} if self.past is None else {f"past.{n}": t.contiguous() for n, t in enumerate(self.past)}
+
+    def carry(self, tensors: dict[str, Tensor]) -> None:
+        self.past = [tensors[f"past.{n}"] for n in range(len(tensors))] or None
+
+
+def whole_text(stream: Stream) -> Tokens:
+    """All tokens of a split, one document after the other."""
+    tokens = np.asarray(stream.tokens, dtype=np.int64)
+    text: Tokens = tokens[tokens != END]
+    return text
+
+
+def documents(stream: Stream, leave_out: set[int] | None = None) -> tuple[Tokens, ...]:
+    """The tokens of each document, but for those whose numbers are left out."""
+    bounds = zip(stream.starts[:-1].tolist(), stream.starts[1:].tolist(), strict=True)
+    return tuple(
+        np.asarray(stream.tokens[start : end - 1], dtype=np.int64)
+        for number, (start, end) in enumerate(bounds)
+        if number not in (leave_out or ())
+    )
+
+
+def text_batches(text: Tokens, start: int, config: FitConfig, segment: int | None, seed: int) -> Batches:
+    """One long text to learn from: in lanes of segments for a model with memory, else in blocks."""
+    if segment is not None:
+        segment = min(segment, len(text))
+        return Lanes(text, start, segment, max(1, min(config.batch_tokens, len(text)) // segment))
+    return TextBlocks(text, start, config.block, max(1, config.batch_tokens // config.block), seed)
+
+
+def valid_batches(
+    stream: Stream, start: int, start_always: bool, continuous: bool, config: FitConfig, segment: int | None
+) -> tuple[Batches, int]:
+    """The first valid tokens, and in how many batches."""
+    if segment is not None:
+        lanes = Lanes(whole_text(stream)[: config.valid_tokens], start, segment, 1)
+        return lanes, len(lanes)
+    texts: list[Tokens] = [whole_text(stream)] if continuous else list(documents(stream))
+    left, kept = config.valid_tokens, []
+    while texts and left > 0:
+        kept.append(texts.pop(0)[:left])
+        left -= len(kept[-1])
+    pieces = Pieces(tuple(kept), start, start_always, config.block, config.batch_tokens, 0)
+    return pieces, pieces.batches_in(0)
+
+
+def native_optimizer(model: NativeModel, config: LMTrainConfig) -> torch.optim.Optimizer:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if config.optimizer == "nesterov":
+        return torch.optim.SGD(
+            trained, lr=config.lr, momentum=config.momentum, nesterov=True, weight_decay=config.weight_decay
+        )
+    return adam(trained, config)
+
+
+def adam(trained: list[nn.Parameter], config: FitConfig) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.lr, betas=config.betas)
+
+
+def plan_of(config: FitConfig, steps: int, label: str, section: str) -> Plan:
+    return Plan(
+        steps,
+        config.lr,
+        config.warmup,
+        config.schedule,
+        config.clip,
+        config.validate_every,
+        config.patience,
+        config.precision,
+        config.accumulate,
+        label,
+        section,
+    )
+
+
+def train_native(
+    draft: Draft,
+    model: NativeModel,
+    vocabulary: Vocabulary,
+    streams: dict[str, Stream],
+    config: LMConfig,
+    seed: int,
+    log: Log = lambda name, value, step: None,
+) -> Artifact:
+    """Train a model of ours on its corpus; the artifact is a directory that `load_lm` reads."""
+    fitting, start = config.train, vocabulary.start
+    segment = model.options.segment if isinstance(model, TransformerXL) and config.continuous else None
+    if config.continuous:
+        batches = text_batches(whole_text(streams["train"]), start, fitting, segment, seed)
+    else:
+        batches = Pieces(documents(streams["train"]), start, False, fitting.block, fitting.batch_tokens, seed)
+    valid, count = valid_batches(streams["valid"], start, False, config.continuous, fitting, segment)
+
+    def save(folder: Path) -> None:
+        NativeLM(copy.deepcopy(model), vocabulary).save(folder)
+
+    bits = isinstance(vocabulary, ByteVocabulary)
+    task = LMTask(model, batches, valid, native_losses, fitting.accumulate, count, save, bits)
+    plan = plan_of(fitting, fitting.steps, "lm", "lm.train")
+    tokens = fitting.batch_tokens * fitting.accumulate
+    best = fit(draft, task, native_optimizer(model, fitting), plan, tokens, seed, config.device == "cpu", log)
+    return finish_lm(draft, best, {**fit_facts(draft, plan, model), "kind": "scratch"})
+
+
+def finish_lm(draft: Draft, best: Path, facts: dict[str, Any]) -> Artifact:
+    """The best step's files become the artifact."""
+    names = [path.name for path in sorted(best.iterdir())]
+    for name in names:
+        shutil.copyfile(best / name, draft.folder / name)
+    draft.write_text("history.json", json.dumps(draft.notes["history"], indent=1))
+    return draft.finish(facts, files=(*names, "history.json"))
