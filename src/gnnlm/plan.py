@@ -153,8 +153,9 @@ def plan(config: Config, about: Description, tokens: dict[str, int], speed: floa
         needs["codec"] = Need(train * config.codec.bytes, 4.0 * config.codec.train_rows * about.width, train / 2e4)
     needs["index"] = _index_need(config, train, about.width, flops)
     probed = _probed(config, train)
-    rows = train * config.search.graph_k + held * config.search.k
-    needs["search"] = Need(rows * 8.0, needs["index"].disk, (train + held) * 2 * probed * about.width / flops)
+    asked = min(train, config.search.max_train or train)
+    rows = asked * config.search.graph_k + held * config.search.k
+    needs["search"] = Need(rows * 8.0, needs["index"].disk, (asked + held) * 2 * probed * about.width / flops)
     steps = sum(phase.steps * phase.k for phase in config.train.curriculum)
     block = config.train.block * config.train.batch_blocks
     per_edge = 12.0 * config.gnn.layers * (config.gnn.left + config.gnn.right + 1) * about.gnn_width * 16

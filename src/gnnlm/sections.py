@@ -253,6 +253,9 @@ class IndexConfig(Section):
 class SearchConfig(Section):
     k: int = Field(1024, gt=0, description="Neighbours per valid and test position, for the kNN distribution.")
     graph_k: int = Field(128, gt=0, description="Neighbours per position that enter the graph.")
+    max_train: int | None = Field(
+        None, gt=0, description="Train positions that are looked up, the first ones; the GNN learns on these alone."
+    )
     exclude: Literal["receptive-field", "document"] = Field(
         "document",
         description="What a train position may not retrieve: rows whose window touches its receptive field (the "

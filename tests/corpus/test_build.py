@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +39,23 @@ def test_each_position_is_kept_once_with_enough_before_it(tokens: int, window: i
     for w in windows:
         assert w.stop - w.start + 1 <= window
         assert all(p - w.start >= min(context, p) for p in range(w.first, w.stop + 1))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), window=st.integers(2, 20), context=st.integers(0, 19)
+)
+def test_windows_of_whole_lines(lengths: list[int], window: int, context: int) -> None:
+    context = min(context, window - 1)
+    ends = np.cumsum(lengths)
+    tokens = int(ends[-1])
+    windows = plan_windows(tokens, window, context, ends)
+    assert [p for w in windows for p in range(w.first, w.stop + 1)] == list(range(tokens + 1))
+    for w in windows:
+        assert w.stop - w.start + 1 <= window
+        room = w.start + window - 1
+        fits = [e for e in ends if w.first < e <= room + 1]
+        if w.stop < tokens and fits:
+            assert w.stop + 1 == fits[-1]  # the last token scored ends the last line that fits
 
 
 def test_split_is_by_document_and_stable() -> None:

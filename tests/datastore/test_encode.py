@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gnnlm.config import LMConfig
 from gnnlm.corpus.windows import plan_windows
-from gnnlm.datastore.encode import encode_tokens, round_states
+from gnnlm.datastore.encode import encode_jobs, encode_tokens, plan_jobs, round_states
 from gnnlm.errors import ModelError
 from gnnlm.lm.load import load_lm
 from gnnlm.lm.protocol import BaseLM
@@ -65,3 +65,45 @@ def test_states_that_do_not_fit_are_refused() -> None:
         round_states(np.array([[1e6]], dtype=np.float32), "fp16")
     with pytest.raises(ModelError, match="are not numbers"):
         round_states(np.array([[np.nan]], dtype=np.float32), "fp32")
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    window=st.integers(4, 24),
+    context=st.integers(0, 23),
+    lines=st.booleans(),
+)
+def test_a_continuous_text_is_read_across_documents(lengths: list[int], window: int, context: int, lines: bool) -> None:
+    """Each position's state has read what stands before it in the whole split, as far as its window reaches."""
+    context = min(context, window - 1)
+    tokens = (np.arange(sum(lengths)) * 7) % 11
+    places = np.concatenate([np.arange(n + 1) + o for n, o in zip(lengths, np.cumsum([0, *lengths]), strict=False)])
+    config = LMConfig(window=window, context=context, whole_lines=lines, continuous=True, batch_tokens=64)
+    got = encode_jobs(Counting(), plan_jobs(tokens, places, Counting(), config), 64, "state").states
+    assert len(got) == len(tokens) + len(lengths)
+    for place, (read, last) in zip(places, got.tolist(), strict=True):
+        assert last == (tokens[place - 1] if place else 0)  # it has just read the token before it
+        assert min(place, context) + 1 <= read <= window
+
+
+class Counting:
+    """A model whose state tells how many tokens it has read and which one last."""
+
+    width, vocab_size, start_token, start_always, receptive_field = 2, 11, 0, False, None
+
+    def encode(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        count = torch.arange(1, tokens_BT.shape[1] + 1).expand_as(tokens_BT)
+        return torch.stack([count, tokens_BT], dim=-1).float()
+
+
+def test_last_feed_forward_as_key(lm: BaseLM) -> None:
+    tokens = np.arange(20) % 256
+    made = encode_tokens(lm, tokens, LMConfig(window=32, context=8), key="ffn_input")
+    read: list[torch.Tensor] = []
+    layer = lm.model.model.layers[-1]
+    hook = layer.post_attention_layernorm.register_forward_hook(lambda *args: read.append(args[2]))
+    states = one_pass(lm, tokens)
+    hook.remove()
+    assert made.keys is not None
+    torch.testing.assert_close(torch.from_numpy(made.keys), read[0][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(made.states), states, rtol=1e-4, atol=1e-5)

@@ -11,6 +11,8 @@ import torch
 import gnnlm
 from gnnlm.errors import ModelError
 from gnnlm.lm.convert import convert_fairseq, convert_transformer_xl
+from tests.cli import error_line
+from tests.cli import gnnlm as run_gnnlm
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 FAIRSEQ, XL = FIXTURES / "fairseq", FIXTURES / "transformer_xl"
@@ -107,3 +109,16 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     torch.save(checkpoint, tmp_path / "wrong.pt")
     with pytest.raises(ModelError, match=r"\(16, 21\), expected \(16, 20\)"):
         convert_fairseq(tmp_path / "wrong.pt")
+
+
+def test_command_line(tmp_path: Path) -> None:
+    done = run_gnnlm(
+        "lm", "convert", "fairseq", FAIRSEQ / "wiki103.pt", "--dict", FAIRSEQ / "dict.txt", "--out", tmp_path / "a"
+    )
+    assert "decoder.layers.0.fc1.weight -> layers.0.widen.weight" in done.stdout
+    assert "0 not used, none missing" in done.stderr
+    run_gnnlm(
+        "lm", "convert", "transformer-xl", XL / "enwik8.pt", "--segment", 4, "--memory", 6, "--out", tmp_path / "b"
+    )
+    assert gnnlm.load_lm(tmp_path / "b").receptive_field == 20
+    assert "does not exist" in error_line("lm", "convert", "fairseq", tmp_path / "no.pt", "--out", tmp_path / "c")

@@ -66,6 +66,22 @@ def test_head_of_state_is_the_models_log_softmax(family: str) -> None:
     torch.testing.assert_close(got, want.flatten(0, 1).gather(1, targets[:, None])[:, 0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streaming_and_keys(family: str) -> None:
+    """Token by token gives the states of one pass; the last feed-forward's input is found in every family."""
+    lm = HFModel(random_model(family), make_tokenizer())
+    tokens = torch.randint(0, 256, (2, 7))
+    states, keys = lm.encode_keys(tokens)
+    torch.testing.assert_close(states, lm.encode(tokens))
+    assert keys.shape[:2] == (2, 7)
+    assert not torch.allclose(keys[:, 1:], keys[:, :-1])
+    parts, past = [], None
+    for part in tokens.split([3, 1, 3], dim=1):
+        out, past = lm.stream(part, past)
+        parts.append(out)
+    torch.testing.assert_close(torch.cat(parts, 1), states, rtol=1e-3, atol=1e-4)
+
+
 def test_a_model_with_unknown_logits_is_refused() -> None:
     class Odd(transformers.LlamaForCausalLM):
         def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from gnnlm.config import LMConfig
+from gnnlm.datastore.encode import encode_tokens
+from gnnlm.lm.native import NativeLM
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions, distance_sinusoids
 
 SMALL = TransformerXLOptions(vocab_size=20, width=16, layers=3, heads=2, ffn=32, segment=4, memory=4)
@@ -110,3 +114,15 @@ def test_the_papers_model_has_its_parameters() -> None:
     with torch.device("meta"):
         enwik8 = TransformerXL(TransformerXLOptions(vocab_size=208))
     assert round(sum(p.numel() for p in enwik8.parameters()) / 1e6) == 41
+
+
+def test_windows_that_overlap_enough_carry_the_memory_exactly() -> None:
+    """Windows in whole segments that repeat the receptive field give the states of one pass over the whole text."""
+    model = make_model(layers=2)
+    lm = NativeLM(model)
+    tokens = np.random.default_rng(0).integers(20, size=70)
+    config = LMConfig(window=12 + 16, context=12, batch_tokens=64)
+    assert model.receptive_field == config.context
+    got = encode_tokens(lm, tokens, config).states
+    read = torch.tensor([[lm.start_token, *tokens.tolist()]])
+    torch.testing.assert_close(torch.from_numpy(got), model.encode(read).states[0])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gnnlm.config import IndexConfig
 from gnnlm.errors import ConfigError
-from gnnlm.retrieval.index import Index, as_keys, train_index
+from gnnlm.retrieval.index import Index, as_keys, empty_index, train_index
 from gnnlm.retrieval.search import LeakageRule, search_outside
 
 
@@ -97,3 +97,34 @@ def test_no_leaked_window_node_is_ever_retrieved(
             assert not whole
             for node in range(j - left, j + right + 1):
                 assert abs(node - t) > field
+
+
+@given(
+    lengths=st.lists(st.integers(2, 12), min_size=1, max_size=6),
+    field=st.integers(1, 12),
+    reach=st.integers(0, 2),
+    whole=st.booleans(),
+)
+def test_a_continuous_text_leaks_across_documents(lengths: list[int], field: int, reach: int, whole: bool) -> None:
+    """Where the LM reads on, what it has read of the documents before counts; positions past an end do not."""
+    starts = np.cumsum([0, *lengths])
+    positions = np.arange(int(starts[-1]))
+    document = np.searchsorted(starts, positions, side="right") - 1
+    places = positions - document
+    rule = LeakageRule(field, reach, whole)
+    low, high = rule.excluded(positions, starts[document], starts[document + 1] - 1, places)
+    for t in positions:
+        for j in positions:
+            barred = low[t] <= j <= high[t]
+            near = abs(places[j] - places[t]) <= field + reach
+            assert barred == (near or (whole and document[j] == document[t]))
+
+
+def test_product_quantized_index() -> None:
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(600, 16)) + 2
+    index = make_index(states, IndexConfig(kind="ivfpq", bytes=8, clusters=4, probes=4))
+    ids, _ = index.search(states[:50], 10)
+    assert (ids == np.arange(50)[:, None]).any(1).mean() > 0.9
+    with pytest.raises(ConfigError, match=r"index\.bytes must divide the width 16"):
+        empty_index(IndexConfig(kind="ivfpq", bytes=7), 16, 600)

@@ -13,6 +13,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gnnlm.corpus.sources import Document, Documents
@@ -77,7 +78,7 @@ def read_benchmark(name: str, folder: Path | None, files: dict[str, Path] | None
         counted = _count(lines, split_up)
         if files is None:
             _compare(benchmark, split, number, counted)
-        made[split] = Documents(counted.documents, lambda lines=lines: split_up(lines()))  # type: ignore[misc]
+        made[split] = Documents(counted.documents, partial(_split, split_up, lines))
     return made
 
 
@@ -111,6 +112,10 @@ class _Counted:
     documents: int = 0
     lines: int = 0
     tokens: int = 0
+
+
+def _split(split_up: Callable[[Iterator[str]], Iterator[Document]], lines: Lines) -> Iterator[Document]:
+    return split_up(lines())
 
 
 def _count(lines: Lines, split_up: Callable[[Iterator[str]], Iterator[Document]]) -> _Counted:
@@ -233,8 +238,7 @@ def _enwik8(folder: Path | None, files: dict[str, Path] | None) -> dict[str, Doc
         parts = {split: data[starts[split] : ENWIK8_ENDS[split]] for split in SPLITS}
     made = {}
     for split, part in parts.items():
-        documents = list(_pages(part))
-        made[split] = Documents(len(documents), lambda documents=documents: iter(documents))  # type: ignore[misc]
+        made[split] = Documents.listed(list(_pages(part)))
     return made
 
 

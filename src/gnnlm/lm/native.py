@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 from gnnlm.corpus.vocabulary import Vocabulary, load_vocabulary
 from gnnlm.errors import ModelError
 from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer
 from gnnlm.lm.head import Head
+from gnnlm.lm.tensors import load_tensors, save_tensors
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions
 
 NativeModel = AdaptiveTransformer | TransformerXL
@@ -119,7 +119,7 @@ class NativeLM:
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         described = {KEY: self.model.kind, "options": self.model.options.as_dict(), "start_token": self.start_token}
-        save_model(self.model, str(folder / "model.safetensors"))
+        save_tensors(self.model, folder / "model.safetensors")
         if self.vocabulary is not None:
             self.vocabulary.save(folder)
         (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
@@ -130,7 +130,7 @@ def load_native(folder: Path, device: str = "cpu", dtype: str = "fp32") -> Nativ
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         model = make_model(described[KEY], described["options"])
-        load_model(model, str(folder / "model.safetensors"))
+        load_tensors(model, folder / "model.safetensors")
         start = int(described["start_token"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         words = " ".join(str(error).split())[:200]

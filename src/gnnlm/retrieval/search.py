@@ -114,17 +114,18 @@ def search_split(
     rule: LeakageRule | None,
     shard: int,
     continuous: bool,
+    rows: int,
 ) -> None:
-    """Fill one split's table, going on from the last whole shard."""
+    """Fill the table of a split's first positions, going on from the last whole shard."""
     places = stream.places() if continuous else None
     split = stream.split
-    ids = draft.writer(f"{split}.ids.npy", (len(stream), k), np.int32 if index.positions[-1] < 2**31 else np.int64)
-    similarity = draft.writer(f"{split}.similarity.npy", (len(stream), k), np.float32)
+    ids = draft.writer(f"{split}.ids.npy", (rows, k), np.int32 if index.positions[-1] < 2**31 else np.int64)
+    similarity = draft.writer(f"{split}.similarity.npy", (rows, k), np.float32)
     seconds = draft.notes.get(f"{split}.seconds", 0.0)
     short = draft.notes.get(f"{split}.short", 0)
-    with Track(f"search {split}", len(stream), "queries", ids.rows) as track:
-        for start in range(ids.rows, len(stream), shard):
-            positions = np.arange(start, min(start + shard, len(stream)))
+    with Track(f"search {split}", rows, "queries", ids.rows) as track:
+        for start in range(ids.rows, rows, shard):
+            positions = np.arange(start, min(start + shard, rows))
             queries = keys[positions]
             if rule is None:
                 found, scores = index.search(queries, k)
@@ -152,11 +153,14 @@ def build_neighbours(
 ) -> Artifact:
     """Tables of graph_k for train and of k for valid and test, both capped by the store."""
     ks = {split: min(config.graph_k if split == "train" else config.k, len(index)) for split in streams}
-    needed = sum(8 * len(stream) * ks[split] for split, stream in streams.items())
+    rows = {split: len(stream) for split, stream in streams.items()}
+    rows["train"] = min(rows["train"], config.max_train or rows["train"])
+    needed = sum(8 * rows[split] * ks[split] for split in streams)
     require_space(draft.folder, needed - draft.bytes_there, "the neighbour tables")
     for split, stream in streams.items():
         barred = rule if split == "train" else None
-        search_split(draft, stream, keys_of(store, split), index, ks[split], barred, config.shard_queries, continuous)
+        keys, shard = keys_of(store, split), config.shard_queries
+        search_split(draft, stream, keys, index, ks[split], barred, shard, continuous, rows[split])
     return draft.finish(
         {
             "k": ks,

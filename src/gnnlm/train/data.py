@@ -101,7 +101,7 @@ class Lanes:
         return number % len(self) == 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pieces:
     """Texts each by itself, cut into pieces of at most `block` tokens; a batch has pieces of similar length.
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from gnnlm.artifact import Draft, writing
 from gnnlm.errors import TrainingError
+from gnnlm.lm.tensors import load_tensors, save_tensors
 from gnnlm.progress import Track, say
 
 Log = Callable[[str, float, int], None]
@@ -76,8 +77,8 @@ class Task(Protocol):
     def start(self, device: torch.device) -> None:
         """Take everything that is not the model to the device."""
 
-    def loss(self, model: nn.Module, step: int, part: int) -> tuple[Tensor, int]:
-        """The mean loss of a part of a step's batch, through `model`, and the tokens in it."""
+    def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
+        """The mean loss of a part of a step's batch, through `model`."""
         ...
 
     def validate(self, step: int) -> Validation: ...
@@ -115,7 +116,7 @@ class Trainer:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         with writing(folder):
-            save_file(_weights(self.task.model), folder / "model.safetensors")
+            save_tensors(self.task.model, folder / "model.safetensors")
             save_file(self._optimizer_tensors(), folder / "optimizer.safetensors")
             save_file(self.task.carried(), folder / "carried.safetensors")
             if self.notes["best"]["step"] == step:
@@ -134,7 +135,7 @@ class Trainer:
         """Load the last checkpoint; the number of steps done."""
         step = int(self.notes["checkpoint"])
         folder = self.draft.folder / f"checkpoint-{step}"
-        self.task.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        load_tensors(self.task.model, folder / "model.safetensors")
         self.task.carry(load_file(folder / "carried.safetensors"))
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in load_file(folder / "optimizer.safetensors").items():
@@ -154,14 +155,6 @@ class Trainer:
             for key, value in entries.items()
             if value is not None
         }
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model, each once: tied ones under their first name."""
-    kept: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in model.state_dict().items():
-        kept.setdefault(tensor.data_ptr() if tensor.numel() else id(tensor), (name, tensor.contiguous()))
-    return dict(kept.values())
 
 
 def fit(
@@ -234,7 +227,7 @@ def fit(
             value = 0.0
             for part in range(plan.accumulate):
                 with torch.autocast(device.type, torch.bfloat16, enabled=plan.precision == "bf16"):
-                    loss, _ = task.loss(model, step, part)
+                    loss = task.loss(model, step, part)
                 value += loss.item() / plan.accumulate
                 if not math.isfinite(value):
                     raise diverged(f"the loss is {value}", step + 1)

@@ -48,15 +48,14 @@ class GnnTask:
     def start(self, device: torch.device) -> None:
         self.device, self.head = device, self.head.on(device)
 
-    def loss(self, model: nn.Module, step: int, part: int) -> tuple[Tensor, int]:
+    def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
         positions_BT = self.order(step)
         graph = self.train(positions_BT, self.ks[step]).to(self.device)
         targets = self.train.queries.tokens_P[positions_BT].to(self.device)
         states_BTD, _ = model(graph)
         real = targets >= 0
         with torch.autocast(self.device.type, enabled=False):  # the softmax stays in full precision
-            scores = self.head.target_log_probs(states_BTD[real].float(), targets[real])
-        return -scores.mean(), len(scores)
+            return -self.head.target_log_probs(states_BTD[real].float(), targets[real]).mean()
 
     def validate(self, step: int) -> Validation:
         """Mean negative log-probability on the first valid positions, of the base model and of the GNN."""
@@ -109,7 +108,10 @@ def train_gnn(
         config.patience,
         config.precision,
     )
-    order = BlockOrder(len(train.queries), config.block, config.batch_blocks, seed, allowed)
+    looked_up = len(train.ids)
+    if allowed is not None:
+        allowed = allowed[allowed < looked_up]
+    order = BlockOrder(looked_up, config.block, config.batch_blocks, seed, allowed)
     task = GnnTask(model, head, train, valid, order, ks, config.valid_tokens)
     tokens = config.block * config.batch_blocks
     best = fit(draft, task, make_optimizer(model, config), plan, tokens, seed, config.device == "cpu", log)

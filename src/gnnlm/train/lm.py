@@ -71,14 +71,14 @@ class LMTask:
     def start(self, device: torch.device) -> None:
         self.device = device
 
-    def loss(self, model: nn.Module, step: int, part: int) -> tuple[Tensor, int]:
+    def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
         number = step * self.accumulate + part
         read, wanted = (tensor.to(self.device) for tensor in self.batches(number))
         past = self.past if isinstance(self.batches, Lanes) and not self.batches.begins(number) else None
         losses, self.past = self.losses(model, read, wanted, past)
         if not isinstance(self.batches, Lanes):
             self.past = None
-        return losses.mean(), len(losses)
+        return losses.mean()
 
     def validate(self, step: int) -> Validation:
         total, count, past = 0.0, 0, None
@@ -104,7 +104,7 @@ class LMTask:
         return {} if self.past is None else {f"past.{n}": t.contiguous() for n, t in enumerate(self.past)}
 
     def carry(self, tensors: dict[str, Tensor]) -> None:
-        self.past = [tensors[f"past.{n}"] for n in range(len(tensors))] or None
+        self.past = [tensors[f"past.{n}"].to(self.device) for n in range(len(tensors))] or None
 
 
 def whole_text(stream: Stream) -> Tokens:
