@@ -46,8 +46,14 @@ DataDir = Annotated[
 
 
 def open_config(config: Path, overrides: list[str] | None, data_dir: Path | None = None) -> Run:
-    places = () if data_dir is None else (f"corpus.data_dir={json.dumps(str(data_dir))}",)
-    return Run(load_config(config, (*places, *(overrides or ()))))
+    """The run of a config; it remembers the folder that --data-dir named when it was begun."""
+    read = load_config(config, tuple(overrides or ()))
+    folder = None if data_dir is None else str(data_dir)
+    if folder is None and read.corpus.data_dir is None and (Path(read.run) / "config.yaml").is_file():
+        folder = load_config(Path(read.run)).corpus.data_dir
+    if folder is not None:
+        read = load_config(config, (f"corpus.data_dir={json.dumps(folder)}", *(overrides or ())))
+    return Run(read)
 
 
 @app.command()

@@ -67,7 +67,7 @@ def text_fingerprint(config: CorpusConfig, leave_out: Path) -> list[str]:
         return [dataset_fingerprint(config.dataset, config.dataset_config, _dataset_splits(config))]
     files = _split_files(config)
     if config.source is not None and config.is_benchmark:
-        return [benchmark_fingerprint(config.source, folder, files)]
+        return [benchmark_fingerprint(config.source, files)]
     sources = [config.source] if files is None else [str(path) for path in files.values()]
     return [source_fingerprint(_place_of(source, folder), leave_out) for source in sources if source]
 

@@ -69,7 +69,7 @@ class GnnModel(nn.Module):
         self.options = options
         self.checkpoint = False  # compute window states anew in the backward pass instead of keeping them
         if options.token_features:
-            self.register_buffer("features_VE", token_features(head.embeddings_VD.cpu()), persistent=False)
+            self.register_buffer("features_VE", token_features(head.embeddings_VD), persistent=False)
         self.layers = nn.ModuleList(
             GnnLayer(options, last=number == options.layers - 1) for number in range(options.layers)
         )
