@@ -22,8 +22,6 @@ from gnnlm.progress import say
 from gnnlm.stages import OWN_INPUTS, STAGES, Stage
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from gnnlm.corpus.stream import Stream
     from gnnlm.datastore.store import States
     from gnnlm.gnn.model import GnnModel
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from gnnlm.lm.protocol import BaseLM
     from gnnlm.predict.cache import WindowCache
     from gnnlm.predict.predictor import Predictor
+    from gnnlm.retrieval.index import Ids
 
 
 class Run:
@@ -269,22 +268,28 @@ class Run:
         return GnnModel.load(self.artifact("train").path / "model.safetensors", self.head).to(self.device)
 
     @property
-    def unread_positions(self) -> Tensor | None:
+    def unread_positions(self) -> Ids | None:
         """Train positions that the base model was not trained on, where some were kept from it."""
-        import torch
+        import numpy as np
 
         unread = self.artifact("lm").facts.get("unread") if "lm" in self.stages else None
         if not unread:
             return None
-        return torch.nonzero(torch.isin(self.states["train"].document_P, torch.tensor(unread)))[:, 0]
+        stream = self.streams["train"]
+        return np.flatnonzero(np.isin(stream.document_of(np.arange(len(stream))), unread))
 
     def assembler(self, split: str) -> Assembler:
+        import numpy as np
+        import torch
+
         from gnnlm.graph.assemble import Assembler
 
         table = self.artifact("search")
         gnn = self.config.gnn
         ids, similarity = table.array(f"{split}.ids.npy"), table.array(f"{split}.similarity.npy")
-        return Assembler(self.states[split], self.store, ids, similarity, gnn.left, gnn.right)
+        some = f"{split}.positions.npy"
+        positions = torch.from_numpy(np.array(table.array(some))) if some in table.manifest["files"] else None
+        return Assembler(self.states[split], self.store, ids, similarity, gnn.left, gnn.right, positions)
 
     @cached_property
     def cache(self) -> WindowCache | None:

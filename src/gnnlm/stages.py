@@ -176,7 +176,8 @@ def _build_neighbours(run: Run, draft: Draft) -> Artifact:
     field = store.facts.get("receptive_field", config.lm.window)
     rule = LeakageRule(field, reach, config.search.exclude == "document")
     index = open_index(run.artifact("index"), config.index.probes)
-    made = build_neighbours(draft, run.streams, store, index, config.search, rule, config.lm.continuous)
+    wanted = run.unread_positions
+    made = build_neighbours(draft, run.streams, store, index, config.search, rule, config.lm.continuous, wanted)
     for split, k in made.facts["k"].items():
         if k < (config.search.graph_k if split == "train" else config.search.k):
             warn(f"the store has only {len(index)} rows: {k} neighbours per {split} position")
@@ -199,8 +200,7 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     model = GnnModel(resolve_options(run.config.gnn, run.head.width, unit), run.head)
     model.checkpoint = run.config.train.checkpoint
     with tensorboard(run.root / "tensorboard") as log:
-        valid, config = run.assembler("valid"), run.config
-        return train_gnn(draft, model, run.head, train, valid, config.train, config.seed, log, run.unread_positions)
+        return train_gnn(draft, model, run.head, train, run.assembler("valid"), run.config.train, run.config.seed, log)
 
 
 def _build_cache(run: Run, draft: Draft) -> Artifact:

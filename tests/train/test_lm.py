@@ -195,7 +195,9 @@ def test_fine_tuning_as_a_stage(kind: str, tiny_lm_dir: Path, text_dir: Path, ti
     assert 0 < len(facts["unread"]) < facts_documents(run)
     allowed = run.unread_positions
     assert allowed is not None
-    assert set(run.streams["train"].document_of(allowed.numpy()).tolist()) == set(facts["unread"])
+    assert set(run.streams["train"].document_of(allowed).tolist()) == set(facts["unread"])
+    learned_on = run.assembler("train").at(torch.arange(len(allowed)))
+    assert learned_on.tolist() == allowed.tolist()
     if kind == "lora":
         assert facts["trained"] < facts["parameters"] / 3
 

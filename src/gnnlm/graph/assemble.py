@@ -16,9 +16,10 @@ from gnnlm.graph.batch import Graph, Windows, build_graph, window_positions
 
 @dataclass(frozen=True)
 class Assembler:
-    """Makes the graph of any block of query positions.
+    """Makes the graph of any block of lines of a neighbour table.
 
-    `ids` and `similarity` are the neighbour table of the queries, [positions, k]; it may be memory-mapped.
+    `ids` and `similarity` are the table, [lines, k]; it may be memory-mapped. A line is a query position, unless
+    `positions` tells which one it is.
     """
 
     queries: States
@@ -27,14 +28,19 @@ class Assembler:
     similarity: npt.NDArray[np.float32]
     left: int
     right: int
+    positions: Tensor | None = None
 
-    def __call__(self, positions_BT: Tensor, k: int, states: bool = True) -> Graph:
-        """The graph over the positions with the k nearest rows of each.
+    def at(self, lines: Tensor) -> Tensor:
+        """The query positions of lines."""
+        return lines if self.positions is None else self.positions[lines]
+
+    def __call__(self, lines_BT: Tensor, k: int, states: bool = True) -> Graph:
+        """The graph over the lines' positions with the k nearest rows of each.
 
         Without `states`, windows say where they stand in the store and hold nothing of it: for a network that
         has a cache to read from.
         """
-        lines = positions_BT.numpy()
+        lines, positions_BT = lines_BT.numpy(), self.at(lines_BT)
         return build_graph(
             self.queries.gather(positions_BT),
             self.queries.document_P[positions_BT],

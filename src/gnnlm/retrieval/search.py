@@ -114,9 +114,10 @@ def search_split(
     rule: LeakageRule | None,
     shard: int,
     continuous: bool,
-    rows: int,
+    wanted: Ids,
 ) -> None:
-    """Fill the table of a split's first positions, going on from the last whole shard."""
+    """Fill a split's table, a line for each of the wanted positions; goes on from the last whole shard."""
+    rows = len(wanted)
     places = stream.places() if continuous else None
     split = stream.split
     ids = draft.writer(f"{split}.ids.npy", (rows, k), np.int32 if index.positions[-1] < 2**31 else np.int64)
@@ -125,7 +126,7 @@ def search_split(
     short = draft.notes.get(f"{split}.short", 0)
     with Track(f"search {split}", rows, "queries", ids.rows) as track:
         for start in range(ids.rows, rows, shard):
-            positions = np.arange(start, min(start + shard, rows))
+            positions = wanted[start : start + shard]
             queries = keys[positions]
             if rule is None:
                 found, scores = index.search(queries, k)
@@ -150,17 +151,24 @@ def build_neighbours(
     config: SearchConfig,
     rule: LeakageRule,
     continuous: bool = False,
+    wanted: Ids | None = None,
 ) -> Artifact:
-    """Tables of graph_k for train and of k for valid and test, both capped by the store."""
+    """Tables of graph_k for train and of k for valid and test, both capped by the store.
+
+    `wanted` are the train positions that are looked up; all, where not given. Where they are not all, they are kept
+    beside the table.
+    """
     ks = {split: min(config.graph_k if split == "train" else config.k, len(index)) for split in streams}
-    rows = {split: len(stream) for split, stream in streams.items()}
-    rows["train"] = min(rows["train"], config.max_train or rows["train"])
-    needed = sum(8 * rows[split] * ks[split] for split in streams)
+    asked: dict[str, Ids] = {split: np.arange(len(stream)) for split, stream in streams.items()}
+    asked["train"] = (asked["train"] if wanted is None else wanted)[: config.max_train]
+    if len(asked["train"]) < len(streams["train"]):
+        draft.save("train.positions.npy", asked["train"])
+    needed = sum(8 * len(asked[split]) * ks[split] for split in streams)
     require_space(draft.folder, needed - draft.bytes_there, "the neighbour tables")
     for split, stream in streams.items():
         barred = rule if split == "train" else None
         keys, shard = keys_of(store, split), config.shard_queries
-        search_split(draft, stream, keys, index, ks[split], barred, shard, continuous, rows[split])
+        search_split(draft, stream, keys, index, ks[split], barred, shard, continuous, asked[split])
     return draft.finish(
         {
             "k": ks,

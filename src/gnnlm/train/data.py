@@ -16,36 +16,27 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BlockOrder:
-    """Blocks of consecutive positions in a fresh order, cut at a fresh offset, each epoch.
-
-    `allowed`, where given, are the positions to choose from, in order: blocks are cut from them instead.
-    """
+    """Blocks of consecutive positions in a fresh order, cut at a fresh offset, each epoch."""
 
     positions: int
     block: int
     batch: int
     seed: int
-    allowed: Tensor | None = None
-
-    @property
-    def _count(self) -> int:
-        return self.positions if self.allowed is None else len(self.allowed)
 
     @property
     def steps_per_epoch(self) -> int:
-        return max(1, (self._count - 1) // self.block // self.batch)
+        return max(1, (self.positions - 1) // self.block // self.batch)
 
     def __call__(self, step: int) -> Tensor:
         """Positions [batch, block] of a step (from 0)."""
         epoch, index = divmod(step, self.steps_per_epoch)
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        block = min(self.block, self._count)
-        blocks = max(1, (self._count - 1) // block)
-        offset = int(torch.randint(self._count - blocks * block + 1, (1,), generator=generator))
+        block = min(self.block, self.positions)
+        blocks = max(1, (self.positions - 1) // block)
+        offset = int(torch.randint(self.positions - blocks * block + 1, (1,), generator=generator))
         order = torch.randperm(blocks, generator=generator)
         picked = order[torch.arange(index * self.batch, (index + 1) * self.batch) % blocks]
-        lines = (offset + picked * block)[:, None] + torch.arange(block)
-        return lines if self.allowed is None else self.allowed[lines]
+        return (offset + picked * block)[:, None] + torch.arange(block)
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,9 @@ class GnnTask:
         self.device, self.head = device, self.head.on(device)
 
     def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
-        positions_BT = self.order(step)
-        graph = self.train(positions_BT, self.ks[step]).to(self.device)
-        targets = self.train.queries.tokens_P[positions_BT].to(self.device)
+        lines_BT = self.order(step)
+        graph = self.train(lines_BT, self.ks[step]).to(self.device)
+        targets = self.train.queries.tokens_P[self.train.at(lines_BT)].to(self.device)
         states_BTD, _ = model(graph)
         real = targets >= 0
         with torch.autocast(self.device.type, enabled=False):  # the softmax stays in full precision
@@ -94,9 +94,8 @@ def train_gnn(
     config: TrainConfig,
     seed: int,
     log: Log = lambda name, value, step: None,
-    allowed: Tensor | None = None,
 ) -> Artifact:
-    """Train, validate, keep the best. `allowed` are the train positions to learn on; all, where not given."""
+    """Train on the positions that were looked up, validate, keep the best."""
     ks = [phase.k for phase in config.curriculum for _ in range(phase.steps)]
     plan = Plan(
         len(ks),
@@ -108,10 +107,7 @@ def train_gnn(
         config.patience,
         config.precision,
     )
-    looked_up = len(train.ids)
-    if allowed is not None:
-        allowed = allowed[allowed < looked_up]
-    order = BlockOrder(looked_up, config.block, config.batch_blocks, seed, allowed)
+    order = BlockOrder(len(train.ids), config.block, config.batch_blocks, seed)
     task = GnnTask(model, head, train, valid, order, ks, config.valid_tokens)
     tokens = config.block * config.batch_blocks
     best = fit(draft, task, make_optimizer(model, config), plan, tokens, seed, config.device == "cpu", log)
