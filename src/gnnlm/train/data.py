@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -92,62 +92,64 @@ class Lanes:
         return number % len(self) == 0
 
 
-@dataclass(frozen=True, eq=False)
 class Pieces:
     """Texts each by itself, cut into pieces of at most `block` tokens; a batch has pieces of similar length.
 
-    A later piece of a text is read from the token before its first, or from the start token again.
+    `tokens` holds the texts, `bounds` where each begins and ends in it, [texts, 2]. A later piece of a text is read
+    from the token before its first, or from the start token again.
     """
 
-    texts: tuple[Tokens, ...]
-    start: int
-    start_always: bool
-    block: int
-    batch_tokens: int
-    seed: int
+    def __init__(
+        self, tokens: Tokens, bounds: Tokens, start: int, start_always: bool, block: int, batch_tokens: int, seed: int
+    ) -> None:
+        self._tokens, self._start, self._always = tokens, start, start_always
+        self._block, self._batch_tokens, self._seed = block, batch_tokens, seed
+        lengths = bounds[:, 1] - bounds[:, 0]
+        self.tokens = int(lengths.sum())
+        counts = -(-lengths // block)
+        number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._begins = np.repeat(bounds[:, 0], counts) + number * block
+        self._lengths = np.minimum(block, np.repeat(bounds[:, 1], counts) - self._begins)
+        self._first = number == 0
+        self._ends: list[int] = []  # batches up to the end of each epoch that has been looked at
+        self._order: tuple[int, list[Tokens]] = (-1, [])  # the epoch whose batches are at hand
 
-    @cached_property
-    def _pieces(self) -> list[tuple[int, int]]:
-        """Number of a text and where the piece begins in it."""
-        return [(n, at) for n, text in enumerate(self.texts) for at in range(0, len(text), self.block)]
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(text) for text in self.texts)
-
-    @lru_cache(maxsize=2)  # noqa: B019 - one order of data lives as long as its training
-    def _batches(self, epoch: int) -> list[list[int]]:
-        rng = np.random.default_rng([self.seed, epoch])
-        lengths = [min(self.block, len(self.texts[n]) - at) for n, at in self._pieces]
-        order = rng.permutation(len(lengths))
-        pool = 100 * max(1, self.batch_tokens // self.block)
-        batches: list[list[int]] = []
-        for part in np.array_split(order, max(1, len(order) // pool)):
-            batch: list[int] = []
-            for piece in sorted(part.tolist(), key=lambda number: lengths[number]):
-                if batch and (len(batch) + 1) * lengths[piece] > self.batch_tokens:
-                    batches.append(batch)
-                    batch = []
-                batch.append(piece)
-            batches.append(batch)
-        return [batches[number] for number in rng.permutation(len(batches))]
+    def _batches(self, epoch: int) -> list[Tokens]:
+        if self._order[0] != epoch:
+            rng = np.random.default_rng([self._seed, epoch])
+            order = rng.permutation(len(self._begins))
+            pool = 100 * max(1, self._batch_tokens // self._block)
+            batches: list[Tokens] = []
+            for part in np.array_split(order, max(1, len(order) // pool)):
+                part = part[np.argsort(self._lengths[part], kind="stable")]
+                cut = 0
+                for at, length in enumerate(self._lengths[part].tolist()):
+                    if at > cut and (at - cut + 1) * length > self._batch_tokens:
+                        batches.append(part[cut:at])
+                        cut = at
+                batches.append(part[cut:])
+            self._order = epoch, [batches[number] for number in rng.permutation(len(batches))]
+        return self._order[1]
 
     def batches_in(self, epoch: int = 0) -> int:
-        return len(self._batches(epoch))
+        while len(self._ends) <= epoch:
+            self._ends.append((self._ends or [0])[-1] + len(self._batches(len(self._ends))))
+        return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
 
     def __call__(self, number: int) -> tuple[Tensor, Tensor]:
-        epoch = 0
-        while number >= self.batches_in(epoch):
-            number -= self.batches_in(epoch)
-            epoch += 1
-        batch = [self._pieces[piece] for piece in self._batches(epoch)[number]]
-        cut = [self.texts[n][at : at + self.block] for n, at in batch]
-        longest = max(len(piece) for piece in cut)
-        read = torch.full((len(cut), longest), self.start)
-        wanted = torch.full((len(cut), longest), IGNORED)
-        for line, ((n, at), piece) in enumerate(zip(batch, cut, strict=True)):
-            before = self.start if self.start_always or not at else int(self.texts[n][at - 1])
-            read[line, 0] = before
-            read[line, 1 : len(piece)] = torch.from_numpy(piece[:-1])
-            wanted[line, : len(piece)] = torch.from_numpy(piece)
+        """What is read and what is to be predicted, [B, T] each; padding is not scored."""
+        while not self._ends or self._ends[-1] <= number:
+            self.batches_in(len(self._ends))
+        epoch = int(np.searchsorted(self._ends, number, side="right"))
+        pieces = self._batches(epoch)[number - (self._ends[epoch - 1] if epoch else 0)]
+        longest = int(self._lengths[pieces].max())
+        read = torch.full((len(pieces), longest), self._start)
+        wanted = torch.full((len(pieces), longest), IGNORED)
+        for line, piece in enumerate(pieces.tolist()):
+            begin, length = int(self._begins[piece]), int(self._lengths[piece])
+            text = torch.from_numpy(np.asarray(self._tokens[begin : begin + length], dtype=np.int64))
+            if not self._always and not self._first[piece]:
+                read[line, 0] = int(self._tokens[begin - 1])
+            read[line, 1:length] = text[:-1]
+            wanted[line, :length] = text
         return read, wanted

@@ -32,11 +32,12 @@ def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
         raise ConfigError("lm.finetune.held_out needs at least two train documents; set it to 0, or give more")
     order = sorted(range(count), key=lambda n: hashlib.sha256(f"{seed}:unread:{n}".encode()).digest())
     lengths = (stream.starts[1:] - stream.starts[:-1]).tolist()
-    wanted, unread = share * sum(lengths), set[int]()
+    wanted, taken, unread = share * sum(lengths), 0, set[int]()
     for number in order[: count - 1]:
-        if sum(lengths[n] for n in unread) + lengths[number] / 2 > wanted and unread:
+        if unread and taken + lengths[number] / 2 > wanted:
             break
         unread.add(number)
+        taken += lengths[number]
     return unread
 
 
@@ -62,8 +63,9 @@ def finetune_hf(
     """Fine-tune a transformers model; the artifact is a directory that transformers reads."""
     fitting = config.finetune
     unread = unread_documents(streams["train"], fitting.held_out, seed)
-    texts = documents(streams["train"], unread)
-    batches = Pieces(texts, lm.start_token, True, fitting.block, fitting.batch_tokens, seed)
+    stream = streams["train"]
+    read = documents(stream, unread)
+    batches = Pieces(stream.tokens, read, lm.start_token, True, fitting.block, fitting.batch_tokens, seed)
     valid, count = valid_batches(streams["valid"], lm.start_token, True, False, fitting, None)
     model = lm.model.requires_grad_(True)
     if fitting.kind == "lora":

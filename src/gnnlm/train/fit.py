@@ -249,6 +249,15 @@ def fit(
     return trainer.best
 
 
+def decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Groups for an optimizer: matrices decay, vectors do not."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
 def fit_facts(draft: Draft, plan: Plan, model: nn.Module) -> dict[str, Any]:
     """What a finished training tells of itself."""
     notes = draft.notes

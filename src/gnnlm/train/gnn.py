@@ -17,20 +17,16 @@ from gnnlm.graph.assemble import Assembler
 from gnnlm.lm.head import Head
 from gnnlm.predict.predictor import perplexity
 from gnnlm.train.data import BlockOrder
-from gnnlm.train.fit import Log, Plan, Validation, fit, fit_facts
+from gnnlm.train.fit import Log, Plan, Validation, decayed, fit, fit_facts
 
 VALIDATION_BLOCK = 256
 
 
 def make_optimizer(model: GnnModel, config: TrainConfig) -> torch.optim.Optimizer:
     trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
     if config.optimizer == "adam":
         return torch.optim.Adam(trained, lr=config.lr, betas=config.betas)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
+    return torch.optim.AdamW(decayed(trained, config.weight_decay), lr=config.lr, betas=config.betas)
 
 
 @dataclass

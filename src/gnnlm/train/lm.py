@@ -28,7 +28,7 @@ from gnnlm.lm.native import NativeLM, NativeModel
 from gnnlm.lm.transformer_xl import TransformerXL
 from gnnlm.predict.predictor import perplexity
 from gnnlm.train.data import IGNORED, Lanes, Pieces, TextBlocks, Tokens
-from gnnlm.train.fit import Log, Plan, Validation, fit, fit_facts
+from gnnlm.train.fit import Log, Plan, Validation, decayed, fit, fit_facts
 
 Batches = TextBlocks | Lanes | Pieces
 
@@ -114,14 +114,10 @@ def whole_text(stream: Stream) -> Tokens:
     return text
 
 
-def documents(stream: Stream, leave_out: set[int] | None = None) -> tuple[Tokens, ...]:
-    """The tokens of each document, but for those whose numbers are left out."""
-    bounds = zip(stream.starts[:-1].tolist(), stream.starts[1:].tolist(), strict=True)
-    return tuple(
-        np.asarray(stream.tokens[start : end - 1], dtype=np.int64)
-        for number, (start, end) in enumerate(bounds)
-        if number not in (leave_out or ())
-    )
+def documents(stream: Stream, leave_out: set[int] | None = None) -> Tokens:
+    """Where each document's tokens begin and end, [documents, 2], but for those whose numbers are left out."""
+    bounds: Tokens = np.stack([stream.starts[:-1], stream.starts[1:] - 1], axis=1)
+    return np.delete(bounds, sorted(leave_out or ()), axis=0)
 
 
 def text_batches(text: Tokens, start: int, config: FitConfig, segment: int | None, seed: int) -> Batches:
@@ -137,32 +133,30 @@ def valid_batches(
 ) -> tuple[Batches, int]:
     """The first valid tokens, and in how many batches."""
     if segment is not None:
-        lanes = Lanes(whole_text(stream)[: config.valid_tokens], start, segment, 1)
+        text = whole_text(stream)[: config.valid_tokens]
+        lanes = Lanes(text, start, min(segment, len(text)), 1)
         return lanes, len(lanes)
-    texts: list[Tokens] = [whole_text(stream)] if continuous else list(documents(stream))
-    left, kept = config.valid_tokens, []
-    while texts and left > 0:
-        kept.append(texts.pop(0)[:left])
-        left -= len(kept[-1])
-    pieces = Pieces(tuple(kept), start, start_always, config.block, config.batch_tokens, 0)
+    if continuous:
+        text = whole_text(stream)
+        bounds = np.array([[0, min(len(text), config.valid_tokens)]])
+    else:
+        text, bounds = stream.tokens, documents(stream)
+        before = np.cumsum(bounds[:, 1] - bounds[:, 0]) - (bounds[:, 1] - bounds[:, 0])
+        bounds = bounds[before < config.valid_tokens]
+    pieces = Pieces(text, bounds, start, start_always, config.block, config.batch_tokens, 0)
     return pieces, pieces.batches_in(0)
 
 
 def native_optimizer(model: NativeModel, config: LMTrainConfig) -> torch.optim.Optimizer:
     trained = [p for p in model.parameters() if p.requires_grad]
     if config.optimizer == "nesterov":
-        return torch.optim.SGD(
-            trained, lr=config.lr, momentum=config.momentum, nesterov=True, weight_decay=config.weight_decay
-        )
+        groups = decayed(trained, config.weight_decay)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=True)
     return adam(trained, config)
 
 
 def adam(trained: list[nn.Parameter], config: FitConfig) -> torch.optim.Optimizer:
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.lr, betas=config.betas)
+    return torch.optim.AdamW(decayed(trained, config.weight_decay), lr=config.lr, betas=config.betas)
 
 
 def plan_of(config: FitConfig, steps: int, label: str, section: str) -> Plan:
@@ -196,7 +190,8 @@ def train_native(
     if config.continuous:
         batches = text_batches(whole_text(streams["train"]), start, fitting, segment, seed)
     else:
-        batches = Pieces(documents(streams["train"]), start, False, fitting.block, fitting.batch_tokens, seed)
+        stream = streams["train"]
+        batches = Pieces(stream.tokens, documents(stream), start, False, fitting.block, fitting.batch_tokens, seed)
     valid, count = valid_batches(streams["valid"], start, False, config.continuous, fitting, segment)
 
     def save(folder: Path) -> None:
