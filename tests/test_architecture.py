@@ -14,7 +14,7 @@ ONLY_IN = {
     "transformers": ["lm"],
     "accelerate": ["train"],
     "matplotlib": ["evaluate"],
-    "typer": ["cli.py"],
+    "typer": ["cli.py", "cli_common.py", "cli_lm.py"],
 }
 LEAVES = {"config", "sections", "artifact", "errors", "progress"}
 

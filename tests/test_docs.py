@@ -52,5 +52,5 @@ def test_configs_are_valid_and_stay_inside_the_project(file: Path) -> None:
 def test_tree_in_readme_is_the_tree() -> None:
     text = (ROOT / "README.md").read_text()
     for part in (ROOT / "src" / "gnnlm").iterdir():
-        if part.name not in ("__pycache__", "__init__.py", "py.typed"):
+        if part.name not in ("__pycache__", "__init__.py", "__main__.py", "py.typed"):
             assert part.name.removesuffix(".py") in text, part.name

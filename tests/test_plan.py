@@ -57,14 +57,28 @@ def test_plan_of_wikitext103() -> None:
     tokens, about = split_tokens(run), describe(run)
     assert tokens == {"train": 103_227_021, "valid": 217_646, "test": 245_569}
     needs = plan(run.config, about, tokens, speed=1e14)
-    assert needs["encode"].disk == pytest.approx(sum(tokens.values()) * 2048)
+    assert needs["encode"].disk == pytest.approx(sum(tokens.values()) * 2048, rel=0.01)  # and the softmax
     assert needs["codec"].disk == pytest.approx(103_227_021 * 128)
     whole = table_of(needs)
     assert whole["disk"] > needs["encode"].disk
     assert whole["seconds"] == pytest.approx(sum(need.seconds for need in needs.values()))
     slower = plan(run.config, about, tokens, speed=1e13)
     assert slower["encode"].seconds == pytest.approx(10 * needs["encode"].seconds)
-    assert matrix_speed(0.01) > 1e8
+    assert matrix_speed("cpu", 0.01) > 1e8
+
+
+@pytest.mark.parametrize("name", ["one_billion_word", "enwik8", "wikitext2-small", "enwik8-small"])
+def test_every_benchmark_can_be_planned(name: str) -> None:
+    run = Run(load_config(CONFIGS / f"{name}.yaml", ("run=nowhere",)))
+    needs = plan(run.config, describe(run), split_tokens(run), speed=1e12)
+    assert all(need.seconds > 0 and need.memory > 1e8 for need in needs.values())
+
+
+def test_plan_is_near_what_a_run_takes(tiny_run: Run) -> None:
+    needs = plan(tiny_run.config, describe(tiny_run), split_tokens(tiny_run), speed=1e12)
+    for stage, name in (("encode", "store"), ("search", "neighbours"), ("cache", "cache")):
+        made = sum(file.stat().st_size for file in (tiny_run.root / name).iterdir())
+        assert needs[stage].disk == pytest.approx(made, rel=0.1)
 
 
 def test_command_line() -> None:
@@ -78,6 +92,7 @@ def test_command_line() -> None:
 def test_what_is_not_known_yet_is_told(tmp_path: Path, text_dir: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(f"run: {tmp_path / 'r'}\ncorpus: {{source: {text_dir}, tokens: words}}\nlm: {{model: scratch}}\n")
+    config.write_text(config.read_text() + "seed: 1\n")
     for ask in (describe, split_tokens):
         with pytest.raises(ConfigError, match="make it first: gnnlm corpus"):
             ask(Run(load_config(config)))

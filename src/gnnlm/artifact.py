@@ -70,7 +70,7 @@ class Artifact:
         manifest = read_manifest(path)
         for name, entry in manifest["files"].items():
             file = path / name
-            rebuild = f"rebuild it: gnnlm {manifest['stage']} {path.parent} --rebuild"
+            rebuild = f"rebuild it: gnnlm run {path.parent} --rebuild"
             if not file.is_file():
                 raise ArtifactError(f"{file} is missing; {rebuild}")
             stat = file.stat()

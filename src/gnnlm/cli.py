@@ -14,7 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gnnlm.artifact import draft_path, human_bytes, is_disk_full
+from gnnlm.artifact import human_bytes, is_disk_full
+from gnnlm.cli_common import AsJson, ConfigPath, DataDir, Overrides, Rebuild, one_stage, open_config, out, size_of
+from gnnlm.cli_lm import lm
 from gnnlm.config import load_config
 from gnnlm.errors import GnnlmError
 from gnnlm.pipeline import Run
@@ -28,32 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-lm = typer.Typer(help="Base models: train, fine-tune, convert, describe.", no_args_is_help=True, rich_markup_mode=None)
-convert = typer.Typer(help="Make models of other programs' weights.", no_args_is_help=True, rich_markup_mode=None)
-lm.add_typer(convert, name="convert")
 app.add_typer(lm, name="lm")
-out = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
-
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file, or a run directory.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a field, such as gnn.layers=2.")
-]
-Rebuild = Annotated[bool, typer.Option("--rebuild", help="Replace what was made from other inputs or is damaged.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the benchmark's files, or of the text.")
-]
-
-
-def open_config(config: Path, overrides: list[str] | None, data_dir: Path | None = None) -> Run:
-    """The run of a config; it remembers the folder that --data-dir named when it was begun."""
-    read = load_config(config, tuple(overrides or ()))
-    folder = None if data_dir is None else str(data_dir)
-    if folder is None and read.corpus.data_dir is None and (Path(read.run) / "config.yaml").is_file():
-        folder = load_config(Path(read.run)).corpus.data_dir
-    if folder is not None:
-        read = load_config(config, (f"corpus.data_dir={json.dumps(folder)}", *(overrides or ())))
-    return Run(read)
 
 
 @app.command()
@@ -135,7 +112,7 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
         table.add_column(column, justify="right" if column == "size" else "left")
     rows = {}
     for name, stage in made.stages.items():
-        state, size, why = made.state(stage), _size(made.path(name)), made.why_stale(stage)
+        state, size, why = made.state(stage), size_of(made.path(name)), made.why_stale(stage)
         rows[name] = {"state": state, "bytes": size, "why": why}
         table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
     out.print(table)
@@ -198,7 +175,7 @@ def plan(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, a
 
     made = open_config(config, set_, data_dir)
     tokens, about = split_tokens(made), describe(made)
-    needs = make_plan(made.config, about, tokens, matrix_speed())
+    needs = make_plan(made.config, about, tokens, matrix_speed(made.config.lm.device))
     whole = table_of(needs)
     title = f"{made.root}: {tokens['train']:,} store tokens, width {about.width:,}, {about.parameters:,} parameters"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -210,97 +187,6 @@ def plan(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, a
     out.print(table)
     if as_json:
         print(json.dumps(whole))
-
-
-@lm.command(name="train")
-def lm_train(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False) -> None:
-    """Train the base model of a config (lm.model: scratch) on its corpus."""
-    _train_lm(open_config(config, set_, data_dir), rebuild)
-
-
-@lm.command()
-def finetune(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False) -> None:
-    """Fine-tune the base model of a config (lm.finetune) on its corpus."""
-    _train_lm(open_config(config, set_, data_dir), rebuild)
-
-
-def _train_lm(made: Run, rebuild: bool) -> None:
-    made.build("corpus")
-    one_stage(made, "lm", rebuild)
-
-
-@lm.command(name="describe")
-def lm_describe(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
-    """Show the sizes of a config's base model and graph network."""
-    from gnnlm.plan import describe
-
-    about = describe(open_config(config, set_))
-    both = about.parameters + about.gnn_parameters
-    say(f"base model: {about.parameters:,} parameters, width {about.width}, vocabulary {about.vocabulary:,}")
-    say(f"graph network: {about.gnn_parameters:,} parameters, width {about.gnn_width}; together {both:,}")
-    say(f"receptive field: {about.receptive_field:,} tokens")
-    if as_json:
-        print(json.dumps(about.as_dict()))
-
-
-@lm.command()
-def ngram(config: ConfigPath, set_: Overrides = None, order: int = 5, as_json: AsJson = False) -> None:
-    """Score the test split with an interpolated n-gram: what a base model has to beat."""
-    from gnnlm.evaluate.ngram import score_ngram
-
-    made = open_config(config, set_)
-    found = score_ngram(made.streams, made.config.lm.continuous, made.artifact("corpus").facts, order)
-    say(
-        f"interpolated {order}-gram (Kneser-Ney): perplexity {found['ppl']:.2f}, {found['bits_per_byte']:.3f} bits per "
-        f"byte on {found['test_tokens']:,} test tokens"
-    )
-    if as_json:
-        print(json.dumps(found))
-
-
-Checkpoint = Annotated[Path, typer.Argument(metavar="MODEL", help="The checkpoint, .pt or .safetensors.")]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The directory to write.")]
-
-
-@convert.command()
-def fairseq(
-    model: Checkpoint,
-    out_: Out,
-    dictionary: Annotated[Path | None, typer.Option("--dict", metavar="FILE", help="fairseq's dict.txt.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads, where the checkpoint does not tell.")] = None,
-) -> None:
-    """An adaptive-input language model of fairseq (adaptive_lm_wiki103.v2, adaptive_lm_gbw_huge)."""
-    from gnnlm.lm.convert import convert_fairseq
-
-    _save_converted(convert_fairseq(model, dictionary, heads), out_)
-
-
-@convert.command(name="transformer-xl")
-def transformer_xl(
-    model: Checkpoint,
-    out_: Out,
-    segment: Annotated[int, typer.Option(help="Tokens read at once.")] = 512,
-    memory: Annotated[int, typer.Option(help="Tokens before them that a layer attends to.")] = 512,
-    vocabulary: Annotated[
-        Path | None, typer.Option("--vocab", metavar="FILE", help="Symbols, one a line, in the order of ids.")
-    ] = None,
-    same_length: Annotated[bool, typer.Option("--same-length", help="All tokens attend equally far.")] = False,
-    clamp: Annotated[int | None, typer.Option(help="Distances beyond this count as this.")] = None,
-    pre_norm: Annotated[bool, typer.Option("--pre-norm", help="Norms stand before the layers.")] = False,
-) -> None:
-    """A state dict with the tensor names of the original Transformer-XL, or of transformers' port."""
-    from gnnlm.lm.convert import convert_transformer_xl
-
-    _save_converted(convert_transformer_xl(model, segment, memory, vocabulary, same_length, clamp, pre_norm), out_)
-
-
-def _save_converted(made: Any, folder: Path) -> None:
-    made.lm.save(folder)
-    for theirs, ours in made.mapped.items():
-        out.print(f"{theirs} -> {ours}", markup=False, soft_wrap=True)
-    for name in made.unused:
-        warn(f"not used: {name}")
-    say(f"{folder}: {len(made.mapped)} tensors mapped, {len(made.unused)} not used, none missing")
 
 
 def show_report(made: Run, as_json: bool) -> None:
@@ -332,16 +218,6 @@ def _report(made: Run) -> dict[str, Any]:
 
 def _print_json(made: Run) -> None:
     print(json.dumps(_report(made)), flush=True)
-
-
-def one_stage(made: Run, name: str, rebuild: bool) -> None:
-    artifact = made.build(name, rebuild)
-    say(f"{name}: {artifact.path}, {human_bytes(_size(artifact.path))}")
-
-
-def _size(path: Path) -> int:
-    folders = (path, draft_path(path))
-    return sum(f.stat().st_size for folder in folders if folder.is_dir() for f in folder.rglob("*") if f.is_file())
 
 
 class Interrupted(BaseException):

@@ -99,7 +99,9 @@ class Run:
                 self.artifact(parent)
             state = self.state(stage)
             if state in ("missing", "half-done"):
-                raise ArtifactError(f"{self.path(name)} is {state}; make it first: gnnlm {name}, with the same config")
+                raise ArtifactError(
+                    f"{self.path(name)} is {state}; make it first: gnnlm {stage.command}, with the same config"
+                )
             artifact = Artifact.open(self.path(name))
             if state != "done":
                 raise ArtifactError(self._mismatch(stage))

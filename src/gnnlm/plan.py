@@ -6,7 +6,7 @@ Sizes are counted from the config; times come from how fast this machine multipl
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gnnlm.config import SCRATCH, Config
@@ -14,9 +14,11 @@ from gnnlm.corpus.stream import SPLITS
 from gnnlm.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
+    from gnnlm.gnn.options import GnnOptions
     from gnnlm.pipeline import Run
 
 EFFICIENCY = 0.5  # of a matrix product's speed that a whole model reaches
+PROCESS = 6e8  # bytes that Python, torch and FAISS take themselves
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Description:
     width: int
     gnn_width: int
     vocabulary: int
+    layers: int
 
     def as_dict(self) -> dict[str, int]:
         return dict(vars(self))
@@ -48,18 +51,18 @@ def describe(run: Run) -> Description:
         vocabulary = vocabulary_size(run)
         with torch.device("meta"):
             model = build_model(config.lm.architecture, vocabulary)
-        width, field = model.options.width, model.receptive_field
+        width, field, layers = model.options.width, model.receptive_field, model.options.layers
         parameters = sum(p.numel() for p in model.parameters())
     else:
         lm = run.source_lm
         vocabulary, width, field = lm.vocab_size, lm.width, lm.receptive_field
-        parameters = lm.parameters
+        parameters, layers = lm.parameters, max(1, round(lm.parameters / (14 * lm.width**2)))  # about
     with torch.device("meta"):
         options = resolve_options(config.gnn, width)
         gnn = GnnModel(options, SoftmaxHead(torch.empty(1, width)))
     count = sum(p.numel() for p in gnn.parameters())
     return Description(
-        parameters, count, min(config.lm.window, field or config.lm.window), width, options.width, vocabulary
+        parameters, count, min(config.lm.window, field or config.lm.window), width, options.width, vocabulary, layers
     )
 
 
@@ -71,12 +74,12 @@ def vocabulary_size(run: Run) -> int:
         return int(run.artifact("corpus").facts["vocabulary"]["size"])
     except ArtifactError:
         source = run.config.corpus.source
-        published = BENCHMARKS[source].vocabulary if source is not None and run.config.corpus.is_benchmark else None
-        if published is None:
+        corpus = run.config.corpus
+        if source is None or not corpus.is_benchmark or corpus.train is not None:
             raise ConfigError(
                 "the vocabulary is not known before the corpus is made; make it first: gnnlm corpus, with this config"
             ) from None
-        return published
+        return BENCHMARKS[source].vocabulary
 
 
 def split_tokens(run: Run) -> dict[str, int]:
@@ -90,11 +93,10 @@ def split_tokens(run: Run) -> dict[str, int]:
     except ArtifactError:
         pass
     limits = {split: getattr(corpus, f"max_{split}_tokens") for split in SPLITS}
-    if corpus.source is not None and corpus.is_benchmark:
-        published = BENCHMARKS[corpus.source].tokens
-        if published is not None:
-            pairs = zip(SPLITS, published, strict=True)
-            return {split: min(tokens, limits[split] or tokens) for split, tokens in pairs}
+    if corpus.source is not None and corpus.is_benchmark and corpus.train is None:
+        benchmark = BENCHMARKS[corpus.source]
+        pairs = zip(SPLITS, benchmark.tokens or benchmark.about, strict=True)
+        return {split: min(tokens, limits[split] or tokens) for split, tokens in pairs}
     if any(limit is None for limit in limits.values()):
         raise ConfigError(
             "how much text there is is not known before the corpus is made; make it first: gnnlm corpus, with the same "
@@ -112,11 +114,13 @@ class Need:
     seconds: float
 
 
-def matrix_speed(seconds: float = 0.5) -> float:
+def matrix_speed(name: str = "auto", seconds: float = 0.5) -> float:
     """Multiplications and additions a second in large float32 matrix products, on the device that would be used."""
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    from gnnlm.lm.load import usable_device
+
+    device = usable_device(name)
     matrix = torch.randn(1024, 1024, device=device)
     for _ in range(3):
         matrix @ matrix
@@ -130,6 +134,8 @@ def matrix_speed(seconds: float = 0.5) -> float:
 
 def plan(config: Config, about: Description, tokens: dict[str, int], speed: float) -> dict[str, Need]:
     """Every stage's need."""
+    from gnnlm.gnn.options import resolve_options
+
     flops = EFFICIENCY * speed
     total, train, held = sum(tokens.values()), tokens["train"], tokens["valid"] + tokens["test"]
     weights, gnn = 4.0 * about.parameters, 4.0 * about.gnn_parameters
@@ -143,11 +149,15 @@ def plan(config: Config, about: Description, tokens: dict[str, int], speed: floa
             if config.lm.model == SCRATCH
             else config.lm.finetune.epochs * train
         )
-        activations = fit.batch_tokens * about.width * 60.0
+        activations = fit.batch_tokens * (80.0 * about.width * about.layers + 12.0 * min(about.vocabulary, 50_000))
         needs["lm"] = Need(4 * weights, 4 * weights + activations, 6 * about.parameters * read / flops)
     keys = 2 if config.store.key == "ffn_input" else 1
+    head = 4.0 * about.vocabulary * about.width
+    passing = 40.0 * config.lm.batch_tokens * about.width + 24.0 * train
     needs["encode"] = Need(
-        total * about.width * item * keys, 2 * weights, 2 * about.parameters * total * repeated / flops
+        total * about.width * item * keys + head,
+        2 * weights + passing,
+        2 * about.parameters * total * repeated / flops,
     )
     if config.codec.kind == "pq":
         needs["codec"] = Need(train * config.codec.bytes, 4.0 * config.codec.train_rows * about.width, train / 2e4)
@@ -160,13 +170,28 @@ def plan(config: Config, about: Description, tokens: dict[str, int], speed: floa
     block = config.train.block * config.train.batch_blocks
     per_edge = 12.0 * config.gnn.layers * (config.gnn.left + config.gnn.right + 1) * about.gnn_width * 16
     dense = 6.0 * about.gnn_parameters * block * sum(phase.steps for phase in config.train.curriculum)
-    needs["train"] = Need(
-        4 * gnn, 4 * gnn + 4.0 * about.vocabulary * about.width, (dense + per_edge * block * steps) / flops
-    )
+    options = resolve_options(config.gnn, about.width)
     k = config.eval.graph_k or config.search.graph_k
+    most = block * max(phase.k for phase in config.train.curriculum) / 2  # rows, about half of them distinct
+    kept = 4.0 * about.gnn_width * options.window * (6 * options.layers if options.neighbour_updates else 2)
+    needs["train"] = Need(4 * gnn, 4 * gnn + 2 * head + most * kept + 2e8, (dense + per_edge * block * steps) / flops)
+    needs["cache"] = Need(_cache_bytes(config, options, train), head, train * about.gnn_parameters / flops)
     scoring = held * (4.0 * about.gnn_parameters + per_edge * k / 3 + 4.0 * about.vocabulary * about.width)
-    needs["tune, eval"] = Need(held * 40.0, 4.0 * about.vocabulary * about.width, scoring / flops)
-    return needs
+    rows_read = 4.0 * config.eval.block * k * options.window * about.gnn_width
+    needs["tune, eval"] = Need(held * 40.0, 2 * head + rows_read + 3e8, scoring / flops)
+    return {name: replace(need, memory=need.memory + PROCESS) for name, need in needs.items()}
+
+
+def _cache_bytes(config: Config, options: GnnOptions, rows: int) -> float:
+    """The cache that is asked for; for `auto` the largest within its limit."""
+    from gnnlm.predict.cache import cache_bytes, table_shapes
+
+    if config.cache.form == "none":
+        return 0.0
+    forms = ("states", "projected") if config.cache.form == "auto" else (config.cache.form,)
+    sizes = [cache_bytes(table_shapes(options, form == "projected", rows), config.cache) for form in forms]
+    limit = config.cache.limit_gb * 1e9 if config.cache.form == "auto" else float("inf")
+    return float(max((size for size in sizes if size <= limit), default=0))
 
 
 def _clusters(config: Config, rows: int) -> int:

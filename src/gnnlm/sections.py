@@ -5,7 +5,7 @@ Knows nothing of what the stages do with the values; how a config is read is in 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -17,6 +17,7 @@ class Section(BaseModel):
 
 
 SCRATCH = "scratch"
+Fitting = TypeVar("Fitting", "FitConfig", "TrainConfig")
 BENCHMARK_NAMES = ("wikitext-103", "wikitext-2", "one-billion-word", "enwik8")
 
 
@@ -48,7 +49,7 @@ class CorpusConfig(Section):
     tokens: Literal["lm", "words", "bytes"] = Field(
         "lm",
         description="The base model's own tokens; or, for a model from scratch, words between spaces (each line "
-        "ends in `<eos>`) or bytes, in a vocabulary made from train.",
+        "ends in `<eos>`), in a vocabulary made from train, or the bytes that occur.",
     )
     min_count: int = Field(1, gt=0, description="A word that train has less often is `<unk>`.")
     encoding: str = Field("utf-8", description="Text encoding of the files.")
@@ -105,6 +106,12 @@ class CorpusConfig(Section):
         return self.overlap or ("skip" if self.is_benchmark else "drop")
 
 
+def check_betas(fitting: Fitting) -> Fitting:
+    if any(not 0 <= beta < 1 for beta in fitting.betas):
+        raise ValueError(f"betas must lie in 0..1, 1 excluded (got {fitting.betas})")
+    return fitting
+
+
 class ArchitectureConfig(Section):
     preset: Literal["wikitext103", "one-billion-word", "enwik8"] = Field(
         "wikitext103",
@@ -132,7 +139,7 @@ class FitConfig(Section):
 
     lr: float = Field(2.5e-4, gt=0, description="Peak learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of adam.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay, on parameters of two or more dimensions.")
     warmup: int = Field(200, ge=0, description="Steps of linear warm-up.")
     schedule: Literal["cosine", "inverse-sqrt", "linear", "constant"] = Field(
         "cosine", description="Decay after the warm-up."
@@ -145,6 +152,10 @@ class FitConfig(Section):
     valid_tokens: int = Field(16_384, gt=0, description="Valid tokens looked at while training.")
     patience: int = Field(5, gt=0, description="Stop after this many validations without a better one.")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of training.")
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> FitConfig:
+        return check_betas(self)
 
 
 class LMTrainConfig(FitConfig):
@@ -329,9 +340,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> TrainConfig:
-        if any(not 0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must lie in 0..1, 1 excluded (got {self.betas})")
-        return self
+        return check_betas(self)
 
 
 class CacheConfig(Section):

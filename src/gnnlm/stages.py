@@ -28,6 +28,10 @@ class Stage:
     parents: tuple[str, ...]
     build: Callable[[Run, Draft], Artifact]
 
+    @property
+    def command(self) -> str:
+        return "lm train" if self.name == "lm" else self.name
+
 
 # -- what each stage is made from, besides its parents -------------------------------------------------------
 
@@ -122,11 +126,14 @@ def _build_lm(run: Run, draft: Draft) -> Artifact:
     from gnnlm.corpus.vocabulary import load_vocabulary
     from gnnlm.lm.architecture import build_model
     from gnnlm.lm.hf import HFModel
+    from gnnlm.lm.load import usable_device
     from gnnlm.train.finetune import finetune_hf
     from gnnlm.train.lm import train_native
     from gnnlm.train.logging import tensorboard
 
     config, seed = run.config.lm, run.config.seed
+    if (device := torch.device(usable_device(config.device))).index is not None:
+        torch.cuda.set_device(device)  # what accelerate takes
     with tensorboard(run.root / "tensorboard" / "lm") as log:
         if config.model != SCRATCH:
             if not isinstance(run.source_lm, HFModel):

@@ -104,7 +104,7 @@ def test_one_billion_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (heldout / "news.en.heldout-00000-of-00050").write_text("a z\n")
     (heldout / "news.en.heldout-00001-of-00050").write_text("b c a\nb\n")
     monkeypatch.setitem(
-        BENCHMARKS, "one-billion-word", Benchmark("one-billion-word", "words", 3, lines=(198, None, None))
+        BENCHMARKS, "one-billion-word", Benchmark("one-billion-word", "words", 3, lines=(198, None, None), vocabulary=5)
     )
     made = build(tmp_path, source="one-billion-word", data_dir=str(tmp_path), tokens="words", min_count=3)
     stream = Stream(made, "test")

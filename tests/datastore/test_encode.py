@@ -79,7 +79,7 @@ def test_a_continuous_text_is_read_across_documents(lengths: list[int], window: 
     tokens = (np.arange(sum(lengths)) * 7) % 11
     places = np.concatenate([np.arange(n + 1) + o for n, o in zip(lengths, np.cumsum([0, *lengths]), strict=False)])
     config = LMConfig(window=window, context=context, whole_lines=lines, continuous=True, batch_tokens=64)
-    got = encode_jobs(Counting(), plan_jobs(tokens, places, Counting(), config), 64, "state").states
+    got = encode_jobs(Counting(), list(plan_jobs(tokens, places, Counting(), config)), 64, "state").states
     assert len(got) == len(tokens) + len(lengths)
     for place, (read, last) in zip(places, got.tolist(), strict=True):
         assert last == (tokens[place - 1] if place else 0)  # it has just read the token before it

@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         convert_fairseq(tmp_path / "none.pt")
     (tmp_path / "junk.pt").write_bytes(b"junk")
-    with pytest.raises(ModelError, match=r"cannot be read|holds more"):
+    with pytest.raises(ModelError, match="is not a checkpoint"):
         convert_fairseq(tmp_path / "junk.pt")
     with pytest.raises(ModelError, match=r"no fairseq transformer_lm"):
         convert_fairseq(XL / "enwik8.pt")
@@ -100,6 +100,13 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     torch.save({"model": checkpoint["model"], "args": argparse.Namespace()}, tmp_path / "no-heads.pt")
     with pytest.raises(ModelError, match="--heads"):
         convert_fairseq(tmp_path / "no-heads.pt")
+    with pytest.raises(ModelError, match="3 attention heads do not divide"):
+        convert_fairseq(tmp_path / "no-heads.pt", heads=3)
+    with pytest.raises(ModelError, match="has 2 attention heads, --heads says 4"):
+        convert_fairseq(FAIRSEQ / "wiki103.pt", heads=4)
+    torch.save({**checkpoint, "args": argparse.Namespace(activation_fn="gelu")}, tmp_path / "gelu.pt")
+    with pytest.raises(ModelError, match="activation_fn gelu; only relu is known"):
+        convert_fairseq(tmp_path / "gelu.pt")
     del checkpoint["model"]["decoder.layers.1.fc2.weight"]
     torch.save(checkpoint, tmp_path / "missing.pt")
     with pytest.raises(ModelError, match=r"no tensor decoder\.layers\.1\.fc2\.weight"):

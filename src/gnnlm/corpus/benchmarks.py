@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from gnnlm.corpus.sources import Document, Documents
 from gnnlm.corpus.stream import SPLITS
+from gnnlm.corpus.vocabulary import WORD
 from gnnlm.errors import CorpusError
 
 Lines = Callable[[], Iterator[str]]
@@ -40,7 +42,8 @@ class Benchmark:
     min_count: int = 1  # a rarer word is <unk>
     tokens: tuple[int, int, int] | None = None
     lines: tuple[int | None, int | None, int | None] = (None, None, None)
-    vocabulary: int | None = None
+    vocabulary: int = 0
+    about: tuple[int, int, int] = (0, 0, 0)  # tokens, where the exact count was not published
 
 
 BENCHMARKS = {
@@ -48,7 +51,14 @@ BENCHMARKS = {
     for benchmark in (
         Benchmark("wikitext-103", "words", tokens=(103_227_021, 217_646, 245_569), vocabulary=267_735),
         Benchmark("wikitext-2", "words", tokens=(2_088_628, 217_646, 245_569), vocabulary=33_278),
-        Benchmark("one-billion-word", "words", min_count=3, lines=(30_301_028, None, None), vocabulary=793_471),
+        Benchmark(
+            "one-billion-word",
+            "words",
+            min_count=3,
+            lines=(30_301_028, None, None),
+            vocabulary=793_471,
+            about=(799_000_000, 160_000, 160_000),
+        ),
         Benchmark("enwik8", "bytes", tokens=(90_000_000, 5_000_000, 5_000_000), vocabulary=205),
     )
 }
@@ -112,7 +122,7 @@ def _count(lines: Lines, split_up: Callable[[Iterator[str]], Iterator[Document]]
     for document in split_up(lines()):
         counted.documents += 1
         counted.lines += document.text.count("\n") + 1
-        counted.tokens += len(document.text.split())
+        counted.tokens += len(WORD.findall(document.text))
     counted.tokens += counted.lines
     return counted
 
@@ -163,8 +173,8 @@ def _file_lines(paths: list[Path]) -> Lines:
             with opened(path, "rt", encoding="utf-8", newline="\n") as file:
                 try:
                     for line in file:
-                        yield str(line).rstrip("\n")
-                except (UnicodeDecodeError, OSError, EOFError) as error:
+                        yield str(line).rstrip("\r\n")
+                except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
                     raise CorpusError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
     return lines
@@ -246,7 +256,7 @@ def _unpacked(path: Path) -> bytes:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
                 return archive.read(archive.namelist()[0])
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, IndexError, zlib.error, zipfile.BadZipFile) as error:
         raise CorpusError(f"{path} cannot be unpacked ({error}); download it again") from error
     return path.read_bytes()
 

@@ -15,10 +15,11 @@ from gnnlm.corpus.hub import dataset_fingerprint, read_dataset
 from gnnlm.corpus.overlap import Overlap, Seen
 from gnnlm.corpus.sources import PYTHON_DOCS, Document, Documents, read_documents, source_fingerprint
 from gnnlm.corpus.stream import SPLITS, SplitWriter, Tokenize, TokenizedDocument
-from gnnlm.corpus.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, cut_words
+from gnnlm.corpus.vocabulary import WORD, ByteVocabulary, Vocabulary, WordVocabulary, cut_words
 from gnnlm.errors import CorpusError
-from gnnlm.progress import Track, warn
+from gnnlm.progress import Track, say, warn
 
+SPECIAL = 1  # tokens that one may count and another not, such as <S>
 MUCH = 0.1  # share of a split that may stand in earlier text before a warning
 
 
@@ -95,7 +96,7 @@ class Tokenizer(Protocol):
 
 
 def make_vocabulary(config: CorpusConfig, splits: dict[str, Documents]) -> Vocabulary:
-    """The words of train, or the bytes of all splits, of what the config takes of them."""
+    """The words of what the config takes of train; or the bytes of all splits, whole."""
     if config.tokens == "bytes":
         return ByteVocabulary.count(document.text for split in SPLITS for document in splits[split])
     return WordVocabulary.count(_texts_within(config, splits["train"]), config.min_count)
@@ -109,7 +110,7 @@ def _texts_within(config: CorpusConfig, documents: Documents) -> Iterator[str]:
             (x for x in (config.max_document_tokens, _room(config.max_train_tokens, total)) if x is not None),
             default=None,
         )
-        tokens = len(document.text.split()) + document.text.count("\n") + 1
+        tokens = len(WORD.findall(document.text)) + document.text.count("\n") + 1
         if limit is not None and tokens > limit:
             yield cut_words(document.text, limit)
             total += limit
@@ -141,13 +142,19 @@ def build_corpus(draft: Draft, config: CorpusConfig, seed: int, lm: Callable[[],
         facts[split] = {**made.counts, "overlap": made.overlap}
         if split != "train" and made.overlap is not None:
             _warn_of_overlap(split, made.overlap)
+    counts = ", ".join(f"{split} {facts[split]['tokens']:,}" for split in SPLITS)
+    say(f"corpus: tokens of {counts}; vocabulary of {vocab_size:,}")
     return draft.finish(facts)
 
 
 def _check_vocabulary(config: CorpusConfig, vocabulary: Vocabulary) -> None:
     whole = config.max_train_tokens is None and config.max_document_tokens is None and config.train is None
-    published = BENCHMARKS[config.source].vocabulary if config.source is not None and config.is_benchmark else None
-    if published is not None and whole and config.min_count == 1 and len(vocabulary) != published:
+    if config.source is None or not config.is_benchmark or not whole:
+        return
+    benchmark = BENCHMARKS[config.source]
+    published = benchmark.vocabulary
+    as_published = config.tokens == benchmark.unit and config.min_count == benchmark.min_count
+    if as_published and abs(len(vocabulary) - published) > SPECIAL:
         raise CorpusError(
             f"this is not {config.source}: its vocabulary has {published:,} words, <eos> and <unk> included, here are "
             f"{len(vocabulary):,}; get the official files"
@@ -186,7 +193,6 @@ def _place(
         for document in documents:
             room = _room(max_tokens, writer.tokens)
             if room == 0:
-                track.advance(len(documents) - track.done)
                 break
             track.advance(1)
             text = document.text

@@ -157,7 +157,8 @@ def load_vocabulary(folder: Path) -> Vocabulary | None:
     file = folder / FILE
     if not file.is_file():
         return None
-    first, *lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    with file.open(encoding="utf-8", newline="\n") as opened:
+        first, *lines = opened.read().removesuffix("\n").split("\n")
     kind, *special = first.split("\t")
     if kind == WordVocabulary.kind and len(special) == 2:
         return WordVocabulary(lines, *special)

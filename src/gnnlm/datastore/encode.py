@@ -19,7 +19,7 @@ from gnnlm.artifact import Artifact, Draft, require_space, writing
 from gnnlm.config import LMConfig, StoreConfig
 from gnnlm.corpus.stream import END, Stream
 from gnnlm.corpus.windows import Window, plan_windows
-from gnnlm.errors import ModelError
+from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.protocol import BaseLM
 from gnnlm.progress import Track
 
@@ -46,7 +46,8 @@ class Encoded(NamedTuple):
 
 def encode_tokens(lm: BaseLM, tokens: Tokens, config: LMConfig, key: str = "state") -> Encoded:
     """The len(tokens) + 1 states of one document, [T + 1, D]."""
-    return encode_jobs(lm, plan_jobs(tokens, np.arange(len(tokens) + 1), lm, config), config.batch_tokens, key)
+    jobs = list(plan_jobs(tokens, np.arange(len(tokens) + 1), lm, config))
+    return encode_jobs(lm, jobs, config.batch_tokens, key)
 
 
 def encode_jobs(lm: BaseLM, jobs: list[Job], batch_tokens: int, key: str) -> Encoded:
@@ -95,14 +96,16 @@ def encode_split(
         None if width is None else draft.writer(f"{stream.split}.keys.npy", (len(stream), width), DTYPES[store.dtype])
     )
     shard: list[Job] = []
-    done, size, at = writer.rows, 0, 0
+    done, size, at, read = writer.rows, 0, 0, 0
     seconds = draft.notes.get(f"{stream.split}.seconds", 0.0)
     with Track(f"encode {stream.split}", len(stream), "tokens", done) as track:
         for tokens, places in _texts(stream, lm_config.continuous):
             for job in plan_jobs(tokens, places, lm, lm_config):
                 shard.append(job)
                 size += len(job.kept)
-                if size < store.shard_tokens and at + size < len(stream):
+                read += len(job.tokens)
+                whole = size >= store.shard_tokens and read >= lm_config.batch_tokens  # a batch at least
+                if not whole and at + size < len(stream):
                     continue
                 at += size
                 if at > done:
@@ -115,7 +118,7 @@ def encode_split(
                     draft.notes[f"{stream.split}.seconds"] = seconds + track.seconds
                     draft.commit()
                     track.advance(size)
-                shard, size = [], 0
+                shard, size, read = [], 0, 0
 
 
 def build_store(
@@ -123,10 +126,12 @@ def build_store(
 ) -> Artifact:
     """Encode train, valid and test, and keep the frozen softmax beside them."""
     rows = sum(len(stream) for stream in streams.values())
-    head_bytes = 4 * lm.width * lm.vocab_size
-    needed = rows * lm.width * np.dtype(DTYPES[store.dtype]).itemsize + head_bytes
-    require_space(draft.folder, needed - draft.bytes_there, "the store")
+    if lm_config.whole_lines and lm.start_always:
+        raise ConfigError("lm.whole_lines is for models of words, whose lines end in a token; this model has none")
     keys = None if store.key == "state" else lm.encode_keys(torch.full((1, 1), lm.start_token))[1].shape[-1]
+    values = rows * (lm.width + (keys or 0))
+    needed = values * np.dtype(DTYPES[store.dtype]).itemsize + 4 * lm.width * lm.vocab_size
+    require_space(draft.folder, needed - draft.bytes_there, "the store")
     for stream in streams.values():
         encode_split(draft, stream, lm, lm_config, store, keys)
     with writing(draft.folder / "head.safetensors"):
@@ -144,16 +149,14 @@ def build_store(
     )
 
 
-def plan_jobs(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> list[Job]:
+def plan_jobs(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> Iterator[Job]:
     """The windows of a text whose positions have these offsets."""
     ends: Tokens = np.flatnonzero(tokens == lm.start_token) + 1 if config.whole_lines else np.empty(0, dtype=np.int64)
-    jobs = []
     for window in plan_windows(len(tokens), config.window, config.context, ends):
         before = lm.start_token if lm.start_always or not window.start else tokens[window.start - 1]
         low, high = np.searchsorted(places, [window.first, window.stop + 1])
         kept = places[low:high] - window.start
-        jobs.append(Job(window, np.concatenate([[before], tokens[window.start : window.stop]]), kept))
-    return jobs
+        yield Job(window, np.concatenate([[before], tokens[window.start : window.stop]]), kept)
 
 
 def round_states(states: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:

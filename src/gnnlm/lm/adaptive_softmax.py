@@ -57,7 +57,7 @@ class AdaptiveInput(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         if len(self.cutoffs) == 1:
             return self._band(tokens, 0)
-        out: Tensor = self.words[0].new_empty(*tokens.shape, self.width)
+        out: Tensor = self.words[0].new_full((*tokens.shape, self.width), float("nan"))  # of an id that is none
         start = 0
         for band, end in enumerate(self.cutoffs):
             here = (tokens >= start) & (tokens < end)

@@ -6,7 +6,7 @@ from typing import Any
 
 from gnnlm.config import ArchitectureConfig
 from gnnlm.errors import ConfigError
-from gnnlm.lm.native import NativeModel, make_model
+from gnnlm.lm.native import NativeModel, make_model, options_of
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "wikitext103": ("adaptive", {}),  # the defaults of AdaptiveOptions are this model
@@ -35,10 +35,16 @@ def build_model(config: ArchitectureConfig, vocab_size: int) -> NativeModel:
     wrong = [name for name in (ONLY_ADAPTIVE if kind == "transformer-xl" else ONLY_XL) if name in chosen]
     if wrong:
         raise ConfigError(f"lm.architecture.{wrong[0]} is not a field of preset {config.preset}, a {kind} model")
-    options = {**preset, **chosen, "vocab_size": vocab_size}
-    model = make_model(kind, options)
-    if model.options.width % model.options.heads:
+    options = options_of(kind, {**preset, **chosen, "vocab_size": vocab_size})
+    if options.width % options.heads:
+        raise ConfigError(f"lm.architecture.heads must divide its width {options.width} (got {options.heads})")
+    if list(options.cutoffs) != sorted(set(options.cutoffs)) or (options.cutoffs and options.cutoffs[0] < 1):
+        raise ConfigError(f"lm.architecture.cutoffs must grow from 1 on (got {list(options.cutoffs)})")
+    if options.width < options.factor ** (len(options.bands) - 1):
         raise ConfigError(
-            f"lm.architecture.heads must divide its width {model.options.width} (got {model.options.heads})"
+            f"lm.architecture.factor {options.factor:g} leaves the last of {len(options.bands)} bands no width (of "
+            f"{options.width}); lower it, or cut less"
         )
-    return model
+    if len(options.bands) > 1 and options.factor == 1 and kind == "transformer-xl":
+        raise ConfigError("lm.architecture.cutoffs need a factor above 1 in a transformer-xl")
+    return make_model(options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import itertools
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from gnnlm.corpus.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from gnnlm.errors import ModelError
-from gnnlm.lm.native import NativeLM, NativeModel, make_model
+from gnnlm.lm.native import NativeLM, NativeModel, make_model, options_of
 
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 WITHOUT_WEIGHT = ("*.version", "*_float_tensor", "*pos_emb.inv_freq", "*.training_step")
@@ -56,9 +57,9 @@ class _Tensors:
         self.filled[ours] = parts[0].T if turn else parts[0] if len(parts) == 1 else torch.cat(parts)
         self.mapped.update(dict.fromkeys(names, ours))
 
-    def same(self, name: str, ours: str, turn: bool = False) -> None:
+    def same(self, name: str, ours: str) -> None:
         """A tensor of theirs that repeats one of ours; refused where it does not."""
-        if name in self and torch.equal(self.tensors[name].T if turn else self.tensors[name], self.filled[ours]):
+        if name in self and torch.equal(self.tensors[name], self.filled[ours]):
             self.mapped[name] = ours
         elif name in self:
             raise ModelError(f"{name} should be tied to the tensor that {ours} was taken from, and differs from it")
@@ -95,6 +96,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """A .pt or .safetensors file as plain values; nothing in it is run."""
     if not path.is_file():
         raise ModelError(f"{path} does not exist; expected a checkpoint, .pt or .safetensors")
+    with path.open("rb") as file:
+        first = file.read(2)
+    if path.suffix != ".safetensors" and first != b"PK" and first[:1] != b"\x80":  # a zip archive, or an older pickle
+        raise ModelError(f"{path} is not a checkpoint; expected what torch.save writes, or .safetensors")
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
@@ -113,13 +118,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return found
 
 
-def _state_dict(checkpoint: dict[str, Any], prefix: str = "") -> _Tensors:
+def _state_dict(checkpoint: dict[str, Any]) -> _Tensors:
     inner = next((checkpoint[key] for key in ("model", "state_dict") if isinstance(checkpoint.get(key), dict)), None)
     tensors = {k: v for k, v in (inner or checkpoint).items() if isinstance(v, Tensor)}
-    for front in ("module.", prefix):
-        if front and any(name.startswith(front) for name in tensors):
-            tensors = {name.removeprefix(front): tensor for name, tensor in tensors.items()}
-    return _Tensors(tensors)
+    return _Tensors({name.removeprefix("module."): tensor for name, tensor in tensors.items()})
 
 
 # -- fairseq ----------------------------------------------------------------------------------------------------
@@ -129,26 +131,32 @@ def convert_fairseq(path: Path, dictionary: Path | None = None, heads: int | Non
     """A checkpoint of fairseq's transformer_lm with adaptive inputs and adaptive softmax."""
     checkpoint = read_checkpoint(path)
     stored = checkpoint.get("args", {})
-    args = vars(stored) if isinstance(stored, argparse.Namespace) else dict(stored or {})
+    args = vars(stored) if isinstance(stored, argparse.Namespace) else stored if isinstance(stored, dict) else {}
+    _only_what_is_known(path, args)
     theirs = _state_dict(checkpoint)
     embedding, softmax = "decoder.embed_tokens.embeddings", "decoder.adaptive_softmax"
     bands = theirs.count(embedding + ".{}.0.weight")
-    layers = max(theirs.count("decoder.layers.{}.fc1.weight"), 0)
+    layers = theirs.count("decoder.layers.{}.fc1.weight")
     if not bands or not layers:
         raise ModelError(f"{path} is no fairseq transformer_lm with adaptive inputs (no {embedding}.0.0.weight)")
-    heads = heads or args.get("decoder_attention_heads")
-    if heads is None:
+    told = args.get("decoder_attention_heads")
+    if told is None and heads is None:
         raise ModelError(f"{path} does not tell its number of attention heads; give it with --heads")
+    if told is not None and heads is not None and told != heads:
+        raise ModelError(f"{path} has {told} attention heads, --heads says {heads}; leave it out")
+    heads = int(told or heads or 0)
     words = [theirs.peek(f"{embedding}.{band}.0.weight") for band in range(bands)]
     width = theirs.peek(f"{embedding}.0.1.weight").shape[0]
-    cutoffs = torch.tensor([len(band) for band in words]).cumsum(0).tolist()
+    if heads < 1 or width % heads:
+        raise ModelError(f"{heads} attention heads do not divide the model's width of {width}")
+    cutoffs = list(itertools.accumulate(len(band) for band in words))
     tie_words = f"{softmax}.head.class_proj.weight" in theirs
     tie_projections = all(theirs.peek(f"{softmax}.tail.{band}.0.weight").shape[0] == width for band in range(bands - 1))
     options = {
         "vocab_size": cutoffs[-1],
         "width": width,
         "layers": layers,
-        "heads": int(heads),
+        "heads": heads,
         "ffn": theirs.peek("decoder.layers.0.fc1.weight").shape[0],
         "cutoffs": cutoffs[:-1],
         "factor": words[0].shape[1] / words[1].shape[1] if bands > 1 else 1.0,
@@ -171,7 +179,14 @@ def convert_fairseq(path: Path, dictionary: Path | None = None, heads: int | Non
         for part in ("weight", "bias"):
             theirs.put(f"norm.{part}", f"decoder.layer_norm.{part}")
     vocabulary = None if dictionary is None else read_fairseq_dictionary(dictionary, cutoffs[-1])
-    return theirs.finish(make_model("adaptive", options), vocabulary, FAIRSEQ_SPECIAL.index("</s>"))
+    return theirs.finish(make_model(options_of("adaptive", options)), vocabulary, FAIRSEQ_SPECIAL.index("</s>"))
+
+
+def _only_what_is_known(path: Path, args: dict[str, Any]) -> None:
+    """Refuse what the tensors do not show and our model does not have."""
+    for name, ours in (("activation_fn", "relu"), ("decoder_normalize_before", True), ("decoder_learned_pos", False)):
+        if args.get(name, ours) != ours:
+            raise ModelError(f"{path} was made with {name} {args[name]}; only {ours} is known here")
 
 
 def _fairseq_head(
@@ -216,7 +231,7 @@ def _fairseq_layer(theirs: _Tensors, layer: str, ours: str) -> None:
 def read_fairseq_dictionary(path: Path, size: int) -> WordVocabulary:
     """fairseq's dict.txt: a word and its count a line, behind four special tokens that it does not list."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read as a fairseq dictionary: {error}") from error
     words = [*FAIRSEQ_SPECIAL, *(line.rsplit(" ", 1)[0] for line in lines if line)]
@@ -245,10 +260,9 @@ def convert_transformer_xl(
     What the tensors do not tell is given: segment and memory lengths, whether all tokens attend equally far, where
     distances are clamped, and where the norms stand.
     """
-    checkpoint = read_checkpoint(path)
-    names = checkpoint.get("model", checkpoint.get("state_dict", checkpoint))
-    hugging_face = any(name.startswith("transformer.word_emb") for name in names)
-    theirs = _state_dict(checkpoint, "transformer." if hugging_face else "")
+    theirs = _state_dict(read_checkpoint(path))
+    hugging_face = "transformer.word_emb.emb_layers.0.weight" in theirs
+    theirs = _Tensors({name.removeprefix("transformer."): tensor for name, tensor in theirs.tensors.items()})
     bands, layers = theirs.count("word_emb.emb_layers.{}.weight"), theirs.count("layers.{}.dec_attn.qkv_net.weight")
     if not bands or not layers:
         raise ModelError(f"{path} is no Transformer-XL state dict (no word_emb.emb_layers.0.weight)")
@@ -261,7 +275,7 @@ def convert_transformer_xl(
         )
     shared = "r_w_bias" in theirs
     heads, head_width = theirs.peek("r_w_bias" if shared else "layers.0.dec_attn.r_w_bias").shape
-    cutoffs = torch.tensor([len(band) for band in words]).cumsum(0).tolist()
+    cutoffs = list(itertools.accumulate(len(band) for band in words))
     tied = all(
         torch.equal(theirs.peek(f"crit.out_projs.{band}"), theirs.peek(f"word_emb.emb_projs.{band}"))
         for band in range(bands if projected else 0)
@@ -307,7 +321,7 @@ def convert_transformer_xl(
     if shared:
         _xl_biases(theirs, "", 0)
     symbols = None if vocabulary is None else read_symbols(vocabulary, cutoffs[-1])
-    return theirs.finish(make_model("transformer-xl", options), symbols, None)
+    return theirs.finish(make_model(options_of("transformer-xl", options)), symbols, None)
 
 
 def _xl_layer(theirs: _Tensors, layer: str, number: int, shared: bool) -> None:

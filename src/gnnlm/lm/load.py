@@ -16,12 +16,17 @@ from gnnlm.lm.protocol import BaseLM
 def load_lm(model: str | Path | LMConfig) -> BaseLM:
     """A frozen base model: a directory, a hub id, a .gguf file or `smollm2`; or what a config's `lm` section names."""
     config = model if isinstance(model, LMConfig) else LMConfig(model=str(model))
-    path = resolve_model(config.model)
-    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"lm.device {config.device} cannot be used here: {str(error).splitlines()[0]}") from error
+    path, device = resolve_model(config.model), usable_device(config.device)
     if path.is_dir() and is_native(path):
         return load_native(path, device, config.dtype)
     return load_hf(path, config, device)
+
+
+def usable_device(name: str) -> str:
+    """The device that a config names; `auto` is CUDA where there is one."""
+    device = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"lm.device {name} cannot be used here: {str(error).splitlines()[0]}") from error
+    return device

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from gnnlm.corpus.vocabulary import Vocabulary, load_vocabulary
+from gnnlm.corpus.vocabulary import FILE, Vocabulary, load_vocabulary
 from gnnlm.errors import ModelError
 from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer
 from gnnlm.lm.head import Head
@@ -26,12 +26,15 @@ NativeModel = AdaptiveTransformer | TransformerXL
 KEY = "gnnlm_architecture"
 
 
-def make_model(kind: str, options: dict[str, Any]) -> NativeModel:
-    """A fresh model of an architecture."""
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    if kind == TransformerXL.kind:
-        return TransformerXL(TransformerXLOptions(**options))
-    return AdaptiveTransformer(AdaptiveOptions(**options))
+def options_of(kind: str, values: dict[str, Any]) -> AdaptiveOptions | TransformerXLOptions:
+    """The options of an architecture, from plain values."""
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return TransformerXLOptions(**values) if kind == TransformerXL.kind else AdaptiveOptions(**values)
+
+
+def make_model(options: AdaptiveOptions | TransformerXLOptions) -> NativeModel:
+    """A fresh model."""
+    return TransformerXL(options) if isinstance(options, TransformerXLOptions) else AdaptiveTransformer(options)
 
 
 def is_native(path: Path) -> bool:
@@ -117,9 +120,12 @@ class NativeLM:
         return contextlib.nullcontext()
 
     def save(self, folder: Path) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise ModelError(f"{folder} is a file; name a directory")
         folder.mkdir(parents=True, exist_ok=True)
         described = {KEY: self.model.kind, "options": self.model.options.as_dict(), "start_token": self.start_token}
         save_tensors(self.model, folder / "model.safetensors")
+        (folder / FILE).unlink(missing_ok=True)  # of a model that was there before
         if self.vocabulary is not None:
             self.vocabulary.save(folder)
         (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
@@ -129,7 +135,7 @@ def load_native(folder: Path, device: str = "cpu", dtype: str = "fp32") -> Nativ
     """A model that `NativeLM.save` wrote."""
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        model = make_model(described[KEY], described["options"])
+        model = make_model(options_of(described[KEY], described["options"]))
         load_tensors(model, folder / "model.safetensors")
         start = int(described["start_token"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:

@@ -82,8 +82,6 @@ class TransformerXL(nn.Module):
         projections = list(self.inputs.projections)
         if not options.tie_projections:
             projections = [nn.Parameter(nn.init.xavier_uniform_(torch.empty_like(p))) for p in projections]
-        if len(words) > 1 and not projections:
-            projections = [nn.Parameter(torch.eye(options.width), requires_grad=False) for _ in words]
         classes = nn.init.normal_(torch.empty(len(words) - 1, options.width), std=0.02)
         biases = [torch.zeros(len(band)) for band in words] + [torch.zeros(len(words) - 1)]
         first = projections[0] if len(self.inputs.projections) else None

@@ -1,0 +1,5 @@
+"""python -m gnnlm"""
+
+from gnnlm.cli import main
+
+main()

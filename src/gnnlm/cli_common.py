@@ -1,0 +1,52 @@
+"""What all commands share: their options, opening a run, the console."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gnnlm.artifact import draft_path, human_bytes
+from gnnlm.config import load_config
+from gnnlm.errors import ConfigError
+from gnnlm.pipeline import Run
+from gnnlm.progress import say
+
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file, or a run directory.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a field, such as gnn.layers=2.")
+]
+Rebuild = Annotated[bool, typer.Option("--rebuild", help="Replace what was made from other inputs or is damaged.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the benchmark's files, or of the text.")
+]
+
+
+def open_config(config: Path, overrides: list[str] | None, data_dir: Path | None = None) -> Run:
+    """The run of a config. It remembers the folder that --data-dir named when its corpus was made."""
+    read = load_config(config, tuple(overrides or ()))
+    folder = None if data_dir is None else str(data_dir)
+    if folder is None and read.corpus.data_dir is None and (Path(read.run) / "corpus" / "manifest.json").is_file():
+        with suppress(ConfigError):  # of another version: its own commands will tell
+            folder = load_config(Path(read.run)).corpus.data_dir
+    if folder is not None:
+        read = load_config(config, (f"corpus.data_dir={json.dumps(folder)}", *(overrides or ())))
+    return Run(read)
+
+
+def one_stage(made: Run, name: str, rebuild: bool) -> None:
+    artifact = made.build(name, rebuild)
+    say(f"{name}: {artifact.path}, {human_bytes(size_of(artifact.path))}")
+
+
+def size_of(path: Path) -> int:
+    folders = (path, draft_path(path))
+    return sum(f.stat().st_size for folder in folders if folder.is_dir() for f in folder.rglob("*") if f.is_file())

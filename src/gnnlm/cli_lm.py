@@ -1,0 +1,123 @@
+"""The commands about base models: train, fine-tune, describe, convert."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gnnlm.cli_common import AsJson, ConfigPath, DataDir, Overrides, Rebuild, one_stage, open_config, out
+from gnnlm.config import SCRATCH
+from gnnlm.errors import ConfigError
+from gnnlm.pipeline import Run
+from gnnlm.progress import say, warn
+
+lm = typer.Typer(help="Base models: train, fine-tune, convert, describe.", no_args_is_help=True, rich_markup_mode=None)
+convert = typer.Typer(help="Make models of other programs' weights.", no_args_is_help=True, rich_markup_mode=None)
+lm.add_typer(convert, name="convert")
+
+
+@lm.command(name="train")
+def lm_train(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False) -> None:
+    """Train the base model of a config (lm.model: scratch) on its corpus."""
+    made = open_config(config, set_, data_dir)
+    if made.config.lm.model != SCRATCH:
+        raise ConfigError(
+            f"lm.model is {made.config.lm.model}, which comes trained; set it to scratch, or fine-tune it"
+        )
+    _train_lm(made, rebuild)
+
+
+@lm.command()
+def finetune(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False) -> None:
+    """Fine-tune the base model of a config (lm.finetune) on its corpus."""
+    made = open_config(config, set_, data_dir)
+    if made.config.lm.finetune.kind == "none":
+        raise ConfigError("lm.finetune.kind is none; set it to full or lora")
+    _train_lm(made, rebuild)
+
+
+def _train_lm(made: Run, rebuild: bool) -> None:
+    made.build("corpus")
+    one_stage(made, "lm", rebuild)
+
+
+@lm.command(name="describe")
+def lm_describe(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
+    """Show the sizes of a config's base model and graph network."""
+    from gnnlm.plan import describe
+
+    about = describe(open_config(config, set_))
+    both = about.parameters + about.gnn_parameters
+    say(f"base model: {about.parameters:,} parameters, width {about.width}, vocabulary {about.vocabulary:,}")
+    say(f"graph network: {about.gnn_parameters:,} parameters, width {about.gnn_width}; together {both:,}")
+    say(f"receptive field: {about.receptive_field:,} tokens")
+    if as_json:
+        print(json.dumps(about.as_dict()))
+
+
+@lm.command()
+def ngram(
+    config: ConfigPath,
+    set_: Overrides = None,
+    order: Annotated[int, typer.Option(min=1, help="Tokens in a gram.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Score the test split with an interpolated n-gram: what a base model has to beat."""
+    from gnnlm.evaluate.ngram import score_ngram
+
+    made = open_config(config, set_)
+    found = score_ngram(made.streams, made.config.lm.continuous, made.artifact("corpus").facts, order)
+    say(
+        f"interpolated {order}-gram (Kneser-Ney): perplexity {found['ppl']:.2f}, {found['bits_per_byte']:.3f} bits per "
+        f"byte on {found['test_tokens']:,} test tokens"
+    )
+    if as_json:
+        print(json.dumps(found))
+
+
+Checkpoint = Annotated[Path, typer.Argument(metavar="MODEL", help="The checkpoint, .pt or .safetensors.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The directory to write.")]
+
+
+@convert.command()
+def fairseq(
+    model: Checkpoint,
+    out_: Out,
+    dictionary: Annotated[Path | None, typer.Option("--dict", metavar="FILE", help="fairseq's dict.txt.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads, where the checkpoint does not tell.")] = None,
+) -> None:
+    """An adaptive-input language model of fairseq (adaptive_lm_wiki103.v2, adaptive_lm_gbw_huge)."""
+    from gnnlm.lm.convert import convert_fairseq
+
+    _save_converted(convert_fairseq(model, dictionary, heads), out_)
+
+
+@convert.command(name="transformer-xl")
+def transformer_xl(
+    model: Checkpoint,
+    out_: Out,
+    segment: Annotated[int, typer.Option(help="Tokens read at once.")] = 512,
+    memory: Annotated[int, typer.Option(help="Tokens before them that a layer attends to.")] = 512,
+    vocabulary: Annotated[
+        Path | None, typer.Option("--vocab", metavar="FILE", help="Symbols, one a line, in the order of ids.")
+    ] = None,
+    same_length: Annotated[bool, typer.Option("--same-length", help="All tokens attend equally far.")] = False,
+    clamp: Annotated[int | None, typer.Option(help="Distances beyond this count as this.")] = None,
+    pre_norm: Annotated[bool, typer.Option("--pre-norm", help="Norms stand before the layers.")] = False,
+) -> None:
+    """A state dict with the tensor names of the original Transformer-XL, or of transformers' port."""
+    from gnnlm.lm.convert import convert_transformer_xl
+
+    _save_converted(convert_transformer_xl(model, segment, memory, vocabulary, same_length, clamp, pre_norm), out_)
+
+
+def _save_converted(made: Any, folder: Path) -> None:
+    made.lm.save(folder)
+    for theirs, ours in made.mapped.items():
+        out.print(f"{theirs} -> {ours}", markup=False, soft_wrap=True)
+    for name in made.unused:
+        warn(f"not used: {name}")
+    say(f"{folder}: {len(made.mapped)} tensors mapped, {len(made.unused)} not used, none missing")
