@@ -19,8 +19,8 @@ from gnnlm.corpus.stream import Stream
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.hf import HFModel, save_hf
 from gnnlm.train.data import Pieces
-from gnnlm.train.fit import Log, fit, fit_facts
-from gnnlm.train.lm import LMTask, adam, documents, finish_lm, hf_losses, plan_of, valid_batches
+from gnnlm.train.fit import Log, fit, fit_facts, plan_of
+from gnnlm.train.lm import LMTask, adam, documents, finish_lm, hf_losses, valid_batches
 
 
 def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
@@ -76,7 +76,7 @@ def finetune_hf(
 
     steps = max(1, math.ceil(fitting.epochs * batches.batches_in(0) / fitting.accumulate))
     task = LMTask(model, batches, valid, hf_losses, fitting.accumulate, count, save)
-    plan = plan_of(fitting, steps, "finetune", "lm.finetune")
+    plan = plan_of(fitting, steps, "finetune", "lm.finetune", fitting.accumulate)
     tokens = round(fitting.epochs * batches.tokens / steps)
     trained = [p for p in model.parameters() if p.requires_grad]
     best = fit(draft, task, adam(trained, fitting), plan, tokens, seed, config.device == "cpu", log)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gnnlm.artifact import Draft, writing
+from gnnlm.config import FitConfig, TrainConfig
 from gnnlm.errors import TrainingError
 from gnnlm.lm.tensors import load_tensors, save_tensors
 from gnnlm.progress import Track, say
@@ -57,6 +58,23 @@ class Plan:
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1 + math.cos(math.pi * done))
         return self.lr * (1 - done if self.schedule == "linear" else 1.0)
+
+
+def plan_of(config: FitConfig | TrainConfig, steps: int, label: str, section: str, accumulate: int = 1) -> Plan:
+    """The plan that a section of the config makes."""
+    return Plan(
+        steps,
+        config.lr,
+        config.warmup,
+        config.schedule,
+        config.clip,
+        config.validate_every,
+        config.patience,
+        config.precision,
+        accumulate,
+        label,
+        section,
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gnnlm.graph.assemble import Assembler
 from gnnlm.lm.head import Head
 from gnnlm.predict.predictor import perplexity
 from gnnlm.train.data import BlockOrder
-from gnnlm.train.fit import Log, Plan, Validation, decayed, fit, fit_facts
+from gnnlm.train.fit import Log, Validation, decayed, fit, fit_facts, plan_of
 
 VALIDATION_BLOCK = 256
 
@@ -93,16 +93,7 @@ def train_gnn(
 ) -> Artifact:
     """Train on the positions that were looked up, validate, keep the best."""
     ks = [phase.k for phase in config.curriculum for _ in range(phase.steps)]
-    plan = Plan(
-        len(ks),
-        config.lr,
-        config.warmup,
-        config.schedule,
-        config.clip,
-        config.validate_every,
-        config.patience,
-        config.precision,
-    )
+    plan = plan_of(config, len(ks), "train", "train")
     order = BlockOrder(len(train.ids), config.block, config.batch_blocks, seed)
     task = GnnTask(model, head, train, valid, order, ks, config.valid_tokens)
     tokens = config.block * config.batch_blocks

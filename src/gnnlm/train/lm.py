@@ -28,7 +28,7 @@ from gnnlm.lm.native import NativeLM, NativeModel
 from gnnlm.lm.transformer_xl import TransformerXL
 from gnnlm.predict.predictor import perplexity
 from gnnlm.train.data import IGNORED, Lanes, Pieces, TextBlocks, Tokens
-from gnnlm.train.fit import Log, Plan, Validation, decayed, fit, fit_facts
+from gnnlm.train.fit import Log, Validation, decayed, fit, fit_facts, plan_of
 
 Batches = TextBlocks | Lanes | Pieces
 
@@ -159,22 +159,6 @@ def adam(trained: list[nn.Parameter], config: FitConfig) -> torch.optim.Optimize
     return torch.optim.AdamW(decayed(trained, config.weight_decay), lr=config.lr, betas=config.betas)
 
 
-def plan_of(config: FitConfig, steps: int, label: str, section: str) -> Plan:
-    return Plan(
-        steps,
-        config.lr,
-        config.warmup,
-        config.schedule,
-        config.clip,
-        config.validate_every,
-        config.patience,
-        config.precision,
-        config.accumulate,
-        label,
-        section,
-    )
-
-
 def train_native(
     draft: Draft,
     model: NativeModel,
@@ -199,7 +183,7 @@ def train_native(
 
     bits = isinstance(vocabulary, ByteVocabulary)
     task = LMTask(model, batches, valid, native_losses, fitting.accumulate, count, save, bits)
-    plan = plan_of(fitting, fitting.steps, "lm", "lm.train")
+    plan = plan_of(fitting, fitting.steps, "lm", "lm.train", fitting.accumulate)
     tokens = fitting.batch_tokens * fitting.accumulate
     best = fit(draft, task, native_optimizer(model, fitting), plan, tokens, seed, config.device == "cpu", log)
     return finish_lm(draft, best, {**fit_facts(draft, plan, model), "kind": "scratch"})
