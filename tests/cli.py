@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,13 +23,13 @@ def gnnlm(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[
     return done
 
 
-def gnnlm_killed(*arguments: str | Path, when: Path, contains: str) -> None:
-    """Start a command and kill -9 it as soon as a file contains a text."""
+def gnnlm_killed(*arguments: str | Path, journal: Path, step: int) -> None:
+    """Start a command and kill -9 it as soon as its journal has got to a step."""
     process = subprocess.Popen(
         [*COMMAND, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment()
     )
     deadline = time.monotonic() + 120
-    while not _contains(when, contains):
+    while _step(journal) < step:
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline, "it never got that far"
         time.sleep(0.002)
@@ -49,8 +50,8 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
 
-def _contains(path: Path, text: str) -> bool:
+def _step(journal: Path) -> int:
     try:
-        return text in path.read_text()
-    except FileNotFoundError:
-        return False
+        return int(json.loads(journal.read_text())["step"])
+    except (FileNotFoundError, ValueError):
+        return -1

@@ -94,7 +94,7 @@ def test_a_refused_command_leaves_the_config_alone(write_config: WriteConfig, tm
     config = write_config(store={"shard_tokens": 64})
     gnnlm("corpus", config)
     journal = tmp_path / "run" / ".store.partial" / "journal.json"
-    gnnlm_killed("encode", config, when=journal, contains='"step": 2,')
+    gnnlm_killed("encode", config, journal=journal, step=2)
     message = error_line("encode", tmp_path / "run", "--set", "store.dtype=fp32")
     assert "half-built from other inputs (store.dtype was fp16, is now fp32)" in message
     assert "going on" in gnnlm("encode", tmp_path / "run").stderr

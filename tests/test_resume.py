@@ -33,7 +33,7 @@ def test_killed_and_resumed_equals_uninterrupted(write_config: WriteConfig, tmp_
         for before in {"search": ("index",), "train": ("codec",)}.get(stage, ()):
             gnnlm(before, config)
         journal = run / f".{folder}.partial" / "journal.json"
-        gnnlm_killed(stage, config, when=journal, contains=f'"step": {progress},')
+        gnnlm_killed(stage, config, journal=journal, step=progress)
         assert not (run / folder).exists()
         status = gnnlm("status", config).stdout
         assert "half-done" in status

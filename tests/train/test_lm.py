@@ -162,7 +162,7 @@ def test_training_a_base_model_survives_a_kill(case: str, lines: Path, tmp_path:
     config = tmp_path / "c.yaml"
     values = scratch_config(lines, tmp_path / "cut", case).model_dump(mode="json")
     config.write_text(yaml.safe_dump(values))
-    gnnlm_killed("lm", "train", config, when=tmp_path / "cut" / ".lm.partial" / "journal.json", contains='"step": 2,')
+    gnnlm_killed("lm", "train", config, journal=tmp_path / "cut" / ".lm.partial" / "journal.json", step=2)
     assert not (tmp_path / "cut" / "lm").exists()
     cut = Run(parse_config(values))
     made = cut.build("lm")
