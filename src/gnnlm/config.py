@@ -7,6 +7,7 @@ overrides a field with a YAML value; an unknown key is refused with the nearest 
 from __future__ import annotations
 
 import difflib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,7 @@ def _complaint(error: Any) -> str:
     return f"{name}: {message}{got}" if name else message + got
 
 
+@cache
 def default_values() -> dict[str, Any]:
     """The default of every field that has one, by dotted name, as it is written to a run."""
     return flat(Config(run="-").model_dump(mode="json"))

@@ -194,22 +194,22 @@ def _cache_bytes(config: Config, options: GnnOptions, rows: int) -> float:
     return float(max((size for size in sizes if size <= limit), default=0))
 
 
-def _clusters(config: Config, rows: int) -> int:
-    return config.index.clusters or max(1, int(4 * rows**0.5))
-
-
 def _probed(config: Config, rows: int) -> float:
     """Rows that a query is compared with."""
+    from gnnlm.retrieval.index import clusters_of
+
     if config.index.kind == "exact":
         return rows
-    clusters = _clusters(config, rows)
+    clusters = clusters_of(config.index, rows)
     return clusters + rows * min(1.0, config.index.probes / clusters)
 
 
 def _index_need(config: Config, rows: int, width: int, flops: float) -> Need:
+    from gnnlm.retrieval.index import clusters_of
+
     if config.index.kind == "exact":
         return Need(rows * width * 4.0, rows * width * 4.0, rows / 1e5)
-    clusters = _clusters(config, rows)
+    clusters = clusters_of(config.index, rows)
     size = rows * ((config.index.bytes if config.index.kind == "ivfpq" else 4.0 * width) + 8.0)
     sample = min(rows, max(262_144, 40 * clusters))
     return Need(size, size + 4.0 * sample * width, 2 * width * clusters * (25.0 * sample + rows) / flops)

@@ -127,6 +127,12 @@ class Stream:
                 self._documents = [json.loads(line) for line in file]
         return self._documents
 
+    def text(self) -> npt.NDArray[np.int64]:
+        """All tokens, one document after the other."""
+        tokens = np.asarray(self.tokens, dtype=np.int64)
+        text: npt.NDArray[np.int64] = tokens[tokens != END]
+        return text
+
     def places(self) -> npt.NDArray[np.int64]:
         """Where each position stands when the documents are read as one text, without those past an end."""
         return np.arange(len(self)) - np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))

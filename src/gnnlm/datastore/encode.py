@@ -17,7 +17,7 @@ import torch
 
 from gnnlm.artifact import Artifact, Draft, require_space, writing
 from gnnlm.config import LMConfig, StoreConfig
-from gnnlm.corpus.stream import END, Stream
+from gnnlm.corpus.stream import Stream
 from gnnlm.corpus.windows import Window, plan_windows
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.protocol import BaseLM
@@ -80,8 +80,7 @@ def _texts(stream: Stream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]]:
     both have read all before.
     """
     if continuous:
-        tokens = np.asarray(stream.tokens)
-        yield tokens[tokens != END].astype(np.int64), stream.places()
+        yield stream.text(), stream.places()
         return
     for start, end in itertools.pairwise(stream.starts.tolist()):
         yield np.asarray(stream.tokens[start : end - 1], dtype=np.int64), np.arange(end - start)

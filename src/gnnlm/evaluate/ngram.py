@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.corpus.stream import END, Stream
+from gnnlm.corpus.stream import Stream
 
 Hashes = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
@@ -109,9 +109,9 @@ def score_ngram(streams: dict[str, Stream], continuous: bool, facts: dict[str, A
 
     def texts(split: str) -> list[Tokens]:
         stream = streams[split]
-        tokens = np.asarray(stream.tokens, dtype=np.int64)
         if continuous:
-            return [tokens[tokens != END]]
+            return [stream.text()]
+        tokens = np.asarray(stream.tokens, dtype=np.int64)
         return [tokens[start : end - 1] for start, end in itertools.pairwise(stream.starts.tolist())]
 
     train = texts("train")

@@ -69,11 +69,16 @@ class Index:
         return ids, np.where(missing, -np.inf, scores).astype(np.float32)
 
 
+def clusters_of(config: IndexConfig, rows: int) -> int:
+    """Clusters of an inverted index over so many rows."""
+    return min(config.clusters or int(4 * math.sqrt(rows)), rows)
+
+
 def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
     """An untrained index of the configured kind, for about so many rows."""
     if config.kind == "exact":
         return faiss.IndexFlatIP(width) if config.metric == "cosine" else faiss.IndexFlatL2(width)
-    clusters = min(config.clusters or int(4 * math.sqrt(rows)), rows)
+    clusters = clusters_of(config, rows)
     cells = f"IVF{clusters}" + ("_HNSW32" if clusters > MANY_CLUSTERS else "")
     factory = f"{cells},Flat" if config.kind == "ivf" else config.kind
     if config.kind == "ivfpq":

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import FitConfig, LMConfig, LMTrainConfig
-from gnnlm.corpus.stream import END, Stream
+from gnnlm.corpus.stream import Stream
 from gnnlm.corpus.vocabulary import ByteVocabulary, Vocabulary
 from gnnlm.lm.native import NativeLM, NativeModel
 from gnnlm.lm.transformer_xl import TransformerXL
@@ -107,13 +107,6 @@ class LMTask:
         self.past = [tensors[f"past.{n}"].to(self.device) for n in range(len(tensors))] or None
 
 
-def whole_text(stream: Stream) -> Tokens:
-    """All tokens of a split, one document after the other."""
-    tokens = np.asarray(stream.tokens, dtype=np.int64)
-    text: Tokens = tokens[tokens != END]
-    return text
-
-
 def documents(stream: Stream, leave_out: set[int] | None = None) -> Tokens:
     """Where each document's tokens begin and end, [documents, 2], but for those whose numbers are left out."""
     bounds: Tokens = np.stack([stream.starts[:-1], stream.starts[1:] - 1], axis=1)
@@ -133,11 +126,11 @@ def valid_batches(
 ) -> tuple[Batches, int]:
     """The first valid tokens, and in how many batches."""
     if segment is not None:
-        text = whole_text(stream)[: config.valid_tokens]
+        text = stream.text()[: config.valid_tokens]
         lanes = Lanes(text, start, min(segment, len(text)), 1)
         return lanes, len(lanes)
     if continuous:
-        text = whole_text(stream)
+        text = stream.text()
         bounds = np.array([[0, min(len(text), config.valid_tokens)]])
     else:
         text, bounds = stream.tokens, documents(stream)
@@ -172,7 +165,7 @@ def train_native(
     fitting, start = config.train, vocabulary.start
     segment = model.options.segment if isinstance(model, TransformerXL) and config.continuous else None
     if config.continuous:
-        batches = text_batches(whole_text(streams["train"]), start, fitting, segment, seed)
+        batches = text_batches(streams["train"].text(), start, fitting, segment, seed)
     else:
         stream = streams["train"]
         batches = Pieces(stream.tokens, documents(stream), start, False, fitting.block, fitting.batch_tokens, seed)
