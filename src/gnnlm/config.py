@@ -100,6 +100,14 @@ class Config(Section):
             raise ValueError(f"corpus.tokens {self.corpus.tokens} is for lm.model scratch; {self.lm.model} has its own")
         return self
 
+    @model_validator(mode="after")
+    def _readings_are_keys(self) -> Config:
+        if self.lm.finetune.kind != "none" and self.lm.finetune.unread == "first-reading" and self.store.key != "state":
+            raise ValueError(
+                f"lm.finetune.unread first-reading keeps states, so store.key must be state (got {self.store.key})"
+            )
+        return self
+
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
     """Read a YAML config (or the `config.yaml` of a run directory) and apply `a.b=value` overrides."""

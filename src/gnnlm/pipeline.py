@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnlm.artifact import Artifact, Draft, State, differences, link_directory, read_manifest, state_of
+from gnnlm.artifact import Array, Artifact, Draft, State, differences, link_directory, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
 from gnnlm.config import Config, default_values, dump_config
 from gnnlm.corpus.stream import SPLITS
@@ -270,10 +270,23 @@ class Run:
         return GnnModel.load(self.artifact("train").path / "model.safetensors", self.head).to(self.device)
 
     @property
+    def unread_states(self) -> Array | None:
+        """What the base model thought of train text before it learned from it, by position, where that was kept."""
+        return self._first_reading("states")
+
+    def _first_reading(self, what: str) -> Array | None:
+        lm = self.artifact("lm") if "lm" in self.stages else None
+        files = lm.facts.get("first_reading") if lm is not None else None
+        return None if lm is None or files is None else lm.array(files[what])
+
+    @property
     def unread_positions(self) -> Ids | None:
         """Train positions that the base model was not trained on, where some were kept from it."""
         import numpy as np
 
+        first = self._first_reading("positions")
+        if first is not None:
+            return np.array(first)
         unread = self.artifact("lm").facts.get("unread") if "lm" in self.stages else None
         if not unread:
             return None
@@ -284,6 +297,7 @@ class Run:
         import numpy as np
         import torch
 
+        from gnnlm.datastore.store import mapped
         from gnnlm.graph.assemble import Assembler
 
         table = self.artifact("search")
@@ -291,7 +305,10 @@ class Run:
         ids, similarity = table.array(f"{split}.ids.npy"), table.array(f"{split}.similarity.npy")
         some = f"{split}.positions.npy"
         positions = torch.from_numpy(np.array(table.array(some))) if some in table.manifest["files"] else None
-        return Assembler(self.states[split], self.store, ids, similarity, gnn.left, gnn.right, positions)
+        queries = self.states[split]
+        if split == "train" and (unread := self.unread_states) is not None:
+            queries = replace(queries, states_PD=mapped(unread))
+        return Assembler(queries, self.store, ids, similarity, gnn.left, gnn.right, positions)
 
     @cached_property
     def cache(self) -> WindowCache | None:

@@ -175,12 +175,17 @@ class FinetuneConfig(FitConfig):
     validate_every: int = Field(50, gt=0, description="Steps between validations, which are also checkpoints.")
     rank: int = Field(16, gt=0, description="LoRA: rank of what is added to a matrix.")
     alpha: int = Field(32, gt=0, description="LoRA: scale of what is added, times the rank.")
+    unread: Literal["held-out", "first-reading"] = Field(
+        "held-out",
+        description="What the GNN learns on: on text that the base model has memorised it would learn to do nothing. "
+        "`held-out`: train documents that fine-tuning does not read. `first-reading`: all that is read in the first "
+        "epoch, with the states that the model had of it then, before it learned from it.",
+    )
     held_out: float = Field(
-        0.25,
-        ge=0,
-        lt=1,
-        description="Share of the train documents that fine-tuning does not read. The GNN learns on these alone: on "
-        "text that the base model has memorised it would learn to do nothing.",
+        0.25, ge=0, lt=1, description="held-out: share of the train documents that fine-tuning does not read."
+    )
+    settle: float = Field(
+        0.2, ge=0, lt=1, description="first-reading: share of the first epoch to pass before states are kept."
     )
 
 

@@ -183,8 +183,17 @@ def _build_neighbours(run: Run, draft: Draft) -> Artifact:
     field = store.facts.get("receptive_field", config.lm.window)
     rule = LeakageRule(field, reach, config.search.exclude == "document")
     index = open_index(run.artifact("index"), config.index.probes)
-    wanted = run.unread_positions
-    made = build_neighbours(draft, run.streams, store, index, config.search, rule, config.lm.continuous, wanted)
+    made = build_neighbours(
+        draft,
+        run.streams,
+        store,
+        index,
+        config.search,
+        rule,
+        config.lm.continuous,
+        run.unread_positions,
+        run.unread_states,
+    )
     for split, k in made.facts["k"].items():
         if k < (config.search.graph_k if split == "train" else config.search.k):
             warn(f"the store has only {len(index)} rows: {k} neighbours per {split} position")

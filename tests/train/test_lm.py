@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -203,6 +204,54 @@ def test_fine_tuning_as_a_stage(kind: str, tiny_lm_dir: Path, text_dir: Path, ti
     assert learned_on.tolist() == allowed.tolist()
     if kind == "lora":
         assert facts["trained"] < facts["parameters"] / 3
+
+
+def test_first_readings_are_the_states_before_learning(tiny_lm_dir: Path, text_dir: Path, tmp_path: Path) -> None:
+    """With a rate of nothing the model never learns, so what it kept is what it thinks of each piece by itself."""
+    values = merge(TINY, {"corpus": {"source": str(text_dir)}, "lm": {"model": str(tiny_lm_dir), "device": "cpu"}})
+    tuning = {**FINETUNE, "unread": "first-reading", "settle": 0.25, "epochs": 1.5, "lr": 1e-12}
+    run = Run(parse_config(merge(values, {"run": str(tmp_path / "run"), "lm": {"finetune": tuning}})))
+    run.build("corpus")
+    made = run.build("lm")
+    stream, positions, states = run.streams["train"], run.unread_positions, run.unread_states
+    assert positions is not None
+    assert states is not None
+    assert 0.5 * stream.token_count < len(positions) < stream.token_count
+    assert made.facts["unread"] == []
+    assert made.facts["first_reading"]["count"] == len(positions)
+    kept = np.zeros(len(stream), dtype=bool)
+    kept[positions] = True
+    assert not np.asarray(states)[~kept].any()
+    for begin, end in itertools.pairwise(stream.starts.tolist()):
+        for at in range(begin, end - 1, FINETUNE["block"]):
+            tokens = np.asarray(stream.tokens[at : min(at + FINETUNE["block"], end - 1)], dtype=np.int64)
+            assert kept[at : at + len(tokens)].all() or not kept[at : at + len(tokens)].any()
+            read = torch.from_numpy(np.concatenate([[run.lm.start_token], tokens[:-1]]))
+            if kept[at]:
+                wanted = run.lm.encode(read[None])[0].numpy()
+                np.testing.assert_allclose(states[at : at + len(tokens)], wanted, atol=2e-2)
+    for stage in ("encode", "codec", "index", "search"):
+        run.build(stage)
+    train = run.assembler("train")
+    lines = torch.arange(5)
+    graph = train(lines[None], 4)
+    torch.testing.assert_close(graph.context_BTD[0], torch.from_numpy(np.asarray(states[positions[:5]])).float())
+    rows = torch.as_tensor(train.ids[lines.numpy()])
+    documents = run.states["train"].document_P
+    assert (documents[rows] != documents[torch.from_numpy(positions[:5])][:, None]).all()
+
+
+def test_first_readings_survive_a_kill(tiny_lm_dir: Path, text_dir: Path, tmp_path: Path) -> None:
+    values = merge(TINY, {"corpus": {"source": str(text_dir)}, "lm": {"model": str(tiny_lm_dir), "device": "cpu"}})
+    values = merge(values, {"lm": {"finetune": {**FINETUNE, "unread": "first-reading", "validate_every": 2}}})
+    whole = Run(parse_config(merge(values, {"run": str(tmp_path / "whole")})))
+    whole.build("corpus")
+    made = whole.build("lm")
+    config = tmp_path / "c.yaml"
+    config.write_text(yaml.safe_dump(merge(values, {"run": str(tmp_path / "cut")})))
+    gnnlm_killed("lm", "finetune", config, journal=tmp_path / "cut" / ".lm.partial" / "journal.json", step=2)
+    cut = Run(parse_config(merge(values, {"run": str(tmp_path / "cut")}))).build("lm")
+    assert tree(cut.path) == tree(made.path)
 
 
 def facts_documents(run: Run) -> int:

@@ -180,6 +180,8 @@ def _base_model(lm: dict[str, Any]) -> list[str]:
         return []
     how = "trained on train" if lm["kind"] == "scratch" else f"fine-tuned on train ({lm['kind']})"
     unread = f", {len(lm['unread'])} documents kept from it for the GNN to learn on" if lm.get("unread") else ""
+    if lm.get("first_reading"):
+        unread = f"; the GNN learned on its states of {lm['first_reading']['count']:,} tokens at first reading"
     return [
         f"Base model: {how}, step {lm['best_step']} of {lm['steps_done']}, {lm['seconds'] / 60:.0f} minutes{unread}."
     ]

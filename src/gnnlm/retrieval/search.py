@@ -152,11 +152,12 @@ def build_neighbours(
     rule: LeakageRule,
     continuous: bool = False,
     wanted: Ids | None = None,
+    unread: npt.NDArray[Any] | None = None,
 ) -> Artifact:
     """Tables of graph_k for train and of k for valid and test, both capped by the store.
 
     `wanted` are the train positions that are looked up; all, where not given. Where they are not all, they are kept
-    beside the table.
+    beside the table. `unread` are the keys that train positions are looked up by, where these are not the store's.
     """
     ks = {split: min(config.graph_k if split == "train" else config.k, len(index)) for split in streams}
     asked: dict[str, Ids] = {split: np.arange(len(stream)) for split, stream in streams.items()}
@@ -167,7 +168,8 @@ def build_neighbours(
     require_space(draft.folder, needed - draft.bytes_there, "the neighbour tables")
     for split, stream in streams.items():
         barred = rule if split == "train" else None
-        keys, shard = keys_of(store, split), config.shard_queries
+        keys = unread if split == "train" and unread is not None else keys_of(store, split)
+        shard = config.shard_queries
         search_split(draft, stream, keys, index, ks[split], barred, shard, continuous, asked[split])
     return draft.finish(
         {

@@ -136,12 +136,21 @@ class Pieces:
             self._ends.append((self._ends or [0])[-1] + len(self._batches(len(self._ends))))
         return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
 
-    def __call__(self, number: int) -> tuple[Tensor, Tensor]:
-        """What is read and what is to be predicted, [B, T] each; padding is not scored."""
+    def _pieces(self, number: int) -> Tokens:
+        """The pieces of a batch."""
         while not self._ends or self._ends[-1] <= number:
             self.batches_in(len(self._ends))
         epoch = int(np.searchsorted(self._ends, number, side="right"))
-        pieces = self._batches(epoch)[number - (self._ends[epoch - 1] if epoch else 0)]
+        return self._batches(epoch)[number - (self._ends[epoch - 1] if epoch else 0)]
+
+    def bounds(self, number: int) -> Tokens:
+        """Where what each line of a batch is to predict begins and ends, [B, 2]."""
+        pieces = self._pieces(number)
+        return np.stack([self._begins[pieces], self._begins[pieces] + self._lengths[pieces]], axis=1)
+
+    def __call__(self, number: int) -> tuple[Tensor, Tensor]:
+        """What is read and what is to be predicted, [B, T] each; padding is not scored."""
+        pieces = self._pieces(number)
         longest = int(self._lengths[pieces].max())
         read = torch.full((len(pieces), longest), self._start)
         wanted = torch.full((len(pieces), longest), IGNORED)

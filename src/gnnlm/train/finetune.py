@@ -1,8 +1,9 @@
 """Fine-tuning a pretrained model on the corpus it will look up: all weights, or LoRA.
 
 A model that has read the whole store has memorised it: its train states predict train text far better than anything
-can do on text it has not read, and a graph network trained on them learns to do nothing. So some train documents are
-kept from it; the network learns on these.
+can do on text it has not read, and a graph network trained on them learns to do nothing. The network learns on text
+that the model has not read: on train documents kept from it, or on the states that the model had of every document
+when it first read it, which training computes anyway.
 """
 
 from __future__ import annotations
@@ -10,8 +11,14 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
 
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import FinetuneConfig, LMConfig
@@ -21,6 +28,8 @@ from gnnlm.lm.hf import HFModel, save_hf
 from gnnlm.train.data import Pieces
 from gnnlm.train.fit import Log, fit, fit_facts, plan_of
 from gnnlm.train.lm import LMTask, adam, documents, finish_lm, hf_losses, valid_batches
+
+UNREAD_STATES, UNREAD_POSITIONS = "unread.states.npy", "unread.positions.npy"
 
 
 def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
@@ -39,6 +48,48 @@ def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
         unread.add(number)
         taken += lengths[number]
     return unread
+
+
+class FirstReadings:
+    """States of train positions as the model had them when it first read them, before it learned from them.
+
+    A file of all positions; those that were not kept are zero. Steps write where they read, so a step that is made
+    again after a crash writes the same again.
+    """
+
+    def __init__(self, folder: Path, rows: int, output: nn.Linear, pieces: Pieces, settle: float) -> None:
+        self._output, self._pieces = output, pieces
+        self._kept = range(int(settle * pieces.batches_in(0)), pieces.batches_in(0))
+        path = folder / UNREAD_STATES
+        self._states: Any = (
+            np.lib.format.open_memmap(path, "r+")
+            if path.exists()
+            else np.lib.format.open_memmap(path, "w+", np.float16, (rows, output.in_features))
+        )
+
+    @contextmanager
+    def reading(self, number: int) -> Iterator[None]:
+        """Keep what the softmax is given while a batch is read."""
+        if number not in self._kept:
+            yield
+            return
+        seen: list[Tensor] = []
+        hook = self._output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+        try:
+            yield
+        finally:
+            hook.remove()
+        states = seen[0].half().cpu().numpy()
+        for line, (begin, end) in enumerate(self._pieces.bounds(number).tolist()):
+            self._states[begin:end] = states[line, : end - begin]
+
+    def finish(self, batches: int) -> npt.NDArray[np.int64]:
+        """The positions that were kept in so many batches, in order."""
+        self._states.flush()
+        bounds = [self._pieces.bounds(number) for number in self._kept if number < batches]
+        if not bounds:
+            raise ConfigError("lm.finetune.settle leaves nothing for the GNN to learn on; lower it")
+        return np.sort(np.concatenate([np.arange(begin, end) for begin, end in np.concatenate(bounds).tolist()]))
 
 
 def with_lora(model: Any, config: FinetuneConfig) -> Any:
@@ -62,8 +113,8 @@ def finetune_hf(
 ) -> Artifact:
     """Fine-tune a transformers model; the artifact is a directory that transformers reads."""
     fitting = config.finetune
-    unread = unread_documents(streams["train"], fitting.held_out, seed)
-    stream = streams["train"]
+    stream, first = streams["train"], fitting.unread == "first-reading"
+    unread = set[int]() if first else unread_documents(stream, fitting.held_out, seed)
     read = documents(stream, unread)
     batches = Pieces(stream.tokens, read, lm.start_token, True, fitting.block, fitting.batch_tokens, seed)
     valid, count = valid_batches(streams["valid"], lm.start_token, True, False, fitting, None)
@@ -76,6 +127,9 @@ def finetune_hf(
 
     steps = max(1, math.ceil(fitting.epochs * batches.batches_in(0) / fitting.accumulate))
     task = LMTask(model, batches, valid, hf_losses, fitting.accumulate, count, save)
+    if first:
+        readings = FirstReadings(draft.folder, len(stream), model.get_output_embeddings(), batches, fitting.settle)
+        task.around = readings.reading
     plan = plan_of(fitting, steps, "finetune", "lm.finetune", fitting.accumulate)
     tokens = round(fitting.epochs * batches.tokens / steps)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -87,4 +141,9 @@ def finetune_hf(
         "unread": sorted(unread),
         "read_tokens": batches.tokens,
     }
-    return finish_lm(draft, best, facts)
+    if not first:
+        return finish_lm(draft, best, facts)
+    positions = readings.finish(facts["steps_done"] * fitting.accumulate)
+    draft.save(UNREAD_POSITIONS, positions)
+    facts["first_reading"] = {"positions": UNREAD_POSITIONS, "states": UNREAD_STATES, "count": len(positions)}
+    return finish_lm(draft, best, facts, (UNREAD_STATES, UNREAD_POSITIONS))

@@ -11,6 +11,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,6 +67,7 @@ class LMTask:
     valid_batches: int
     save_to: Callable[[Path], None]
     bits: bool = False  # people speak of bits per byte, not of perplexity
+    around: Callable[[int], AbstractContextManager[None]] = lambda number: nullcontext()  # entered for each batch
     past: Any = field(default=None, init=False)
 
     def start(self, device: torch.device) -> None:
@@ -75,7 +77,8 @@ class LMTask:
         number = step * self.accumulate + part
         read, wanted = (tensor.to(self.device) for tensor in self.batches(number))
         past = self.past if isinstance(self.batches, Lanes) and not self.batches.begins(number) else None
-        losses, self.past = self.losses(model, read, wanted, past)
+        with self.around(number):
+            losses, self.past = self.losses(model, read, wanted, past)
         if not isinstance(self.batches, Lanes):
             self.past = None
         return losses.mean()
@@ -182,10 +185,10 @@ def train_native(
     return finish_lm(draft, best, {**fit_facts(draft, plan, model), "kind": "scratch"})
 
 
-def finish_lm(draft: Draft, best: Path, facts: dict[str, Any]) -> Artifact:
-    """The best step's files become the artifact."""
+def finish_lm(draft: Draft, best: Path, facts: dict[str, Any], beside: tuple[str, ...] = ()) -> Artifact:
+    """The best step's files become the artifact, with others that are there already."""
     names = [path.name for path in sorted(best.iterdir())]
     for name in names:
         shutil.copyfile(best / name, draft.folder / name)
     draft.write_text("history.json", json.dumps(draft.notes["history"], indent=1))
-    return draft.finish(facts, files=(*names, "history.json"))
+    return draft.finish(facts, files=(*names, "history.json", *beside))
