@@ -376,6 +376,12 @@ class TuneConfig(Section):
     lambdas: tuple[float, ...] = Field(
         tuple(round(0.025 * i, 3) for i in range(33)), min_length=1, description="Weights of the kNN part tried."
     )
+    buckets: int = Field(
+        1,
+        gt=0,
+        description="Positions are put into so many buckets by the similarity of their nearest neighbour, and each has "
+        "a weight of its own. The paper has one weight for all.",
+    )
 
     @model_validator(mode="after")
     def _in_range(self) -> TuneConfig:

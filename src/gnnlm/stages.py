@@ -237,7 +237,7 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
     scores, _ = score_rows(predictor, source, config.eval.block, "score valid")
     scores = {name: scores[name] for name in ("base", "gnn")}
     temperatures = config.tune.temperatures or default_temperatures(config.index.metric, source.similarity)
-    chosen, tables = tune_mixes(source, scores, config.tune.ks, temperatures, config.tune.lambdas)
+    chosen, tables = tune_mixes(source, scores, config.tune.ks, temperatures, config.tune.lambdas, config.tune.buckets)
     write_json(draft.folder / "tuning.json", tables)
     return draft.finish({"mix": {name: mix.as_dict() for name, mix in chosen.items()}})
 

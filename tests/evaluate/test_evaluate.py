@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from gnnlm.evaluate.report import bootstrap_interval, cells, make_report, markdown
 from gnnlm.evaluate.tune import tune_mixes
 from gnnlm.pipeline import Run
-from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs
+from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs
 from gnnlm.predict.predictor import PREDICTORS, neighbour_tokens
 
 
@@ -33,6 +34,30 @@ def test_tuning_tries_every_combination(tiny_run: Run) -> None:
                 assert table["losses"]["base"][i][j][m] == pytest.approx(loss, rel=1e-9)
     best = min(losses, key=lambda key: losses[key])
     assert (chosen["base"].k, chosen["base"].temperature, chosen["base"].weight) == best
+
+
+def test_tuning_by_similarity(tiny_run: Run) -> None:
+    """Each bucket has the weight that is best for it, so the whole is at least as good as one weight for all."""
+    source = tiny_run.assembler("valid")
+    lines = torch.nonzero(source.queries.tokens_P >= 0)[:, 0]
+    targets = source.queries.tokens_P[lines]
+    base = tiny_run.head.target_log_probs(source.queries.gather(lines), targets).double()
+    lambdas = (0.0, 0.1, 0.3, 0.6)
+    chosen, table = tune_mixes(source, {"base": base.numpy()}, (8,), (0.1,), lambdas, buckets=4, chunk=100)
+    mix = chosen["base"]
+    assert len(mix.weights) == len(mix.edges) + 1 == 4
+    tokens, similarity = neighbour_tokens(source, lines)
+    knn = knn_target_log_probs(tokens, similarity.double(), targets, 8, 0.1)
+    weight = mix.weight_of(similarity)
+    bucket = torch.bucketize(similarity[:, 0].contiguous(), torch.tensor(mix.edges), right=True)
+    for number in range(4):
+        mine = bucket == number
+        assert 0.15 < mine.float().mean() < 0.35
+        each = [-mix_log_probs(base[mine], knn[mine], lam).mean().item() for lam in lambdas]
+        torch.testing.assert_close(weight[mine], torch.full_like(weight[mine], lambdas[int(np.argmin(each))]))
+    loss = -mix_log_probs(base, knn, weight).mean().item()
+    assert loss <= min(table["losses"]["base"][0][0]) + 1e-9
+    assert Mix(**json.loads(json.dumps(mix.as_dict()))).weight_of(similarity).equal(weight)
 
 
 def test_report_figures() -> None:

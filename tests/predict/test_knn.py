@@ -45,10 +45,23 @@ def test_against_dictionaries(
 
 def test_weight_zero_means_no_effect() -> None:
     lm = torch.randn(4).log_softmax(-1)
-    assert mix_log_probs(lm, torch.full((4,), -math.inf), 0.0) is lm
+    assert mix_log_probs(lm, torch.full((4,), -math.inf), 0.0).equal(lm)
 
 
 def test_weight_one_keeps_impossible_tokens_impossible() -> None:
     lm = torch.zeros(2).log_softmax(-1)
     knn = torch.tensor([0.0, -math.inf])
     assert mix_log_probs(lm, knn, 1.0).tolist() == [0.0, -math.inf]
+
+
+@given(each=st.lists(weights, min_size=3, max_size=3), seed=st.integers(0, 99))
+def test_a_weight_for_each_position(each: list[float], seed: int) -> None:
+    torch.manual_seed(seed)
+    lm = torch.randn(3, VOCAB, dtype=torch.float64).log_softmax(-1)
+    knn = torch.randn(3, VOCAB, dtype=torch.float64).masked_fill(torch.rand(3, VOCAB) < 0.4, -math.inf)
+    knn[:, 0] = 0.5
+    knn = knn.log_softmax(-1)
+    got = mix_log_probs(lm, knn, torch.tensor(each, dtype=torch.float64))
+    torch.testing.assert_close(got.exp().sum(-1), torch.ones(3, dtype=torch.float64))
+    for row, weight in enumerate(each):
+        torch.testing.assert_close(got[row], mix_log_probs(lm[row], knn[row], weight))

@@ -187,12 +187,17 @@ def _base_model(lm: dict[str, Any]) -> list[str]:
     ]
 
 
+def _weight(mix: dict[str, Any]) -> str:
+    each = mix.get("weights")
+    return f"{min(each):g} to {max(each):g} by similarity" if each else f"{mix['weight']:g}"
+
+
 def notes(report: dict[str, Any]) -> list[str]:
     """What stands below the table, a sentence a line."""
     base, gnn = report["mix"]["base"], report["mix"]["gnn"]
     return [
-        f"kNN: k = {base['k']}, T = {base['temperature']:g}, lambda = {base['weight']:g} for base; "
-        f"k = {gnn['k']}, T = {gnn['temperature']:g}, lambda = {gnn['weight']:g} for GNN; chosen on valid.",
+        f"kNN: k = {base['k']}, T = {base['temperature']:g}, lambda = {_weight(base)} for base; "
+        f"k = {gnn['k']}, T = {gnn['temperature']:g}, lambda = {_weight(gnn)} for GNN; chosen on valid.",
         *_overlap(report["overlap"], report["overlap_ngram"]),
         *_base_model(report.get("lm", {"kind": "frozen"})),
         f"GNN: step {report['training']['best_step']} of {report['training']['steps_done']}, "

@@ -1,6 +1,6 @@
 """The tune stage: k, T and lambda chosen on valid from cached neighbours, for base and for GNN.
 
-Shapes: N positions, K neighbours; tables are [T, k, lambda].
+Shapes: N positions, K neighbours; tables are [bucket, T, k, lambda].
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnlm.gnn.options import similarity_unit
 from gnnlm.graph.assemble import Assembler
-from gnnlm.predict.knn import Mix
+from gnnlm.predict.knn import Mix, bucket_of
 from gnnlm.predict.predictor import neighbour_tokens
 from gnnlm.progress import Track
 
@@ -60,27 +60,52 @@ def tune_mixes(
     ks: Sequence[int],
     temperatures: Sequence[float],
     lambdas: Sequence[float],
+    buckets: int = 1,
     chunk: int = 4096,
 ) -> tuple[dict[str, Mix], dict[str, Any]]:
-    """The best (k, T, lambda) for base and for GNN, and the loss of every combination."""
+    """The best (k, T, lambda) for base and for GNN, and the loss of every combination.
+
+    With several buckets of positions, by the similarity of the nearest neighbour, each has a lambda of its own.
+    """
     available = source.ids.shape[1]
     ks = sorted({min(k, available) for k in ks})
     lines = torch.nonzero(source.queries.tokens_P >= 0)[:, 0]
-    losses = {name: torch.zeros(len(temperatures), len(ks), len(lambdas), dtype=torch.float64) for name in scores}
+    nearest_N = torch.from_numpy(source.similarity[lines.numpy(), 0])
+    edges = bucket_edges(nearest_N, buckets)
+    bucket_N = bucket_of(nearest_N, edges)
+    shape = (len(edges) + 1, len(temperatures), len(ks), len(lambdas))
+    losses = {name: torch.zeros(shape, dtype=torch.float64) for name in scores}
     with Track("tune", len(lines) * len(temperatures), "mixes") as track:
         for start in range(0, len(lines), chunk):
             part = lines[start : start + chunk]
             tokens_NK, similarity_NK = neighbour_tokens(source, part)
             targets_N = source.queries.tokens_P[part]
+            members = [torch.nonzero(bucket_N[start : start + chunk] == b)[:, 0] for b in range(shape[0])]
             for number, temperature in enumerate(temperatures):
                 knn_kN = knn_probs(tokens_NK, similarity_NK, targets_N, ks, temperature)
                 for name, values in scores.items():
                     lm_N = torch.from_numpy(values[start : start + chunk])
-                    losses[name][number] += mix_losses(lm_N, knn_kN, lambdas)
+                    for b, member in enumerate(members):
+                        losses[name][b, number] += mix_losses(lm_N[member], knn_kN[:, member], lambdas)
                 track.advance(len(part))
     chosen, tables = {}, {}
     for name, table in losses.items():
-        t, k, lam = (int(i) for i in np.unravel_index(int(table.argmin()), table.shape))
-        chosen[name] = Mix(ks[k], float(temperatures[t]), float(lambdas[lam]))
-        tables[name] = (table / len(lines)).tolist()
+        t, k = (int(i) for i in np.unravel_index(int(table.amin(-1).sum(0).argmin()), shape[1:3]))
+        one = float(lambdas[int(table[:, t, k].sum(0).argmin())])
+        each = [float(lambdas[i]) for i in table[:, t, k].argmin(-1).tolist()]
+        chosen[name] = Mix(ks[k], float(temperatures[t]), one, edges, each if edges else ())
+        tables[name] = (table.sum(0) / len(lines)).tolist()
     return chosen, {"ks": ks, "temperatures": list(temperatures), "lambdas": list(lambdas), "losses": tables}
+
+
+def bucket_edges(nearest_N: Tensor, buckets: int) -> list[float]:
+    """Similarities that cut positions into buckets of about the same size.
+
+    >>> bucket_edges(torch.tensor([0.1, 0.2, 0.3, 0.4]), 2)
+    [0.25]
+    """
+    real_N = nearest_N[torch.isfinite(nearest_N)].double()
+    if buckets == 1 or not len(real_N):
+        return []
+    shares = torch.arange(1, buckets, dtype=torch.float64) / buckets
+    return sorted({round(float(edge), 6) for edge in torch.quantile(real_N, shares)})

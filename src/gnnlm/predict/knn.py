@@ -11,7 +11,9 @@ Shapes: N positions, K neighbours, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +21,37 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Mix:
-    """How many neighbours, at which temperature, with which weight."""
+    """How many neighbours, at which temperature, with which weight.
+
+    The weight may differ with the similarity of the nearest neighbour: `edges` cut it into buckets, `weights` has one
+    more. Without, it is the same everywhere.
+    """
 
     k: int
     temperature: float
     weight: float
+    edges: Sequence[float] = ()
+    weights: Sequence[float] = ()
 
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+    def as_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        return values if self.weights else {name: values[name] for name in ("k", "temperature", "weight")}
+
+    def weight_of(self, similarity_NK: Tensor) -> Tensor:
+        """The weight at each position, [N], given its neighbours' similarity, nearest first.
+
+        >>> Mix(1, 1.0, 0.3, edges=(0.5,), weights=(0.1, 0.6)).weight_of(torch.tensor([[0.4, 0.3], [0.9, 0.2]]))
+        tensor([0.1000, 0.6000])
+        """
+        nearest_N = similarity_NK[:, 0]
+        if not self.weights:
+            return torch.full_like(nearest_N, self.weight)
+        return nearest_N.new_tensor(self.weights)[bucket_of(nearest_N, self.edges)]
+
+
+def bucket_of(nearest_N: Tensor, edges: Sequence[float]) -> Tensor:
+    """The bucket that each similarity falls into: 0 below the first edge."""
+    return torch.bucketize(nearest_N.contiguous(), nearest_N.new_tensor(edges), right=True)
 
 
 def neighbour_weights(similarity_NK: Tensor, temperature: float) -> Tensor:
@@ -58,13 +83,13 @@ def knn_log_probs(tokens_NK: Tensor, similarity_NK: Tensor, vocab: int, k: int, 
     return probs_NV.log().masked_fill(empty_N[:, None], math.nan)
 
 
-def mix_log_probs(lm: Tensor, knn: Tensor, weight: float) -> Tensor:
-    """log(weight p_kNN + (1 - weight) p_LM); p_LM where `knn` is NaN.
+def mix_log_probs(lm: Tensor, knn: Tensor, weight: float | Tensor) -> Tensor:
+    """log(weight p_kNN + (1 - weight) p_LM), [N] or [N, V]; p_LM where `knn` is NaN. The weight may be one for each N.
 
     >>> mix_log_probs(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, math.nan]).log(), 0.5).exp()
     tensor([0.2500, 0.5000])
     """
-    if weight == 0:
-        return lm
-    mixed = knn if weight == 1 else torch.logaddexp(knn + math.log(weight), lm + math.log1p(-weight))
-    return torch.where(knn.isnan(), lm, mixed)
+    weight = torch.as_tensor(weight, dtype=lm.dtype, device=lm.device)
+    weight = weight[:, None] if weight.ndim < lm.ndim and weight.ndim else weight
+    mixed = torch.logaddexp(knn + weight.log(), lm + torch.log1p(-weight))
+    return torch.where(knn.isnan() | (weight == 0), lm, mixed)

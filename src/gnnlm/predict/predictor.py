@@ -78,7 +78,7 @@ class Predictor:
         tokens_NK, similarity_NK = (t.to(device) for t in neighbour_tokens(source, lines_N))
         for name, lm, mix in (("knn", base, self.base_mix), ("gnn_knn", gnn, self.gnn_mix)):
             knn = knn_target_log_probs(tokens_NK, similarity_NK, targets_N, mix.k, mix.temperature)
-            scores[name] = mix_log_probs(lm, knn, mix.weight)
+            scores[name] = mix_log_probs(lm, knn, mix.weight_of(similarity_NK))
         if seconds is not None:
             seconds["head"] += between - began
             seconds["knn"] += time.perf_counter() - between
@@ -92,7 +92,7 @@ class Predictor:
         scores = {"base": base, "gnn": gnn}
         for name, lm, mix in (("knn", base, self.base_mix), ("gnn_knn", gnn, self.gnn_mix)):
             knn = knn_log_probs(tokens_NK, similarity_NK, self.head.vocab_size, mix.k, mix.temperature)
-            scores[name] = mix_log_probs(lm, knn, mix.weight)
+            scores[name] = mix_log_probs(lm, knn, mix.weight_of(similarity_NK))
         return {name: scores[name] for name in PREDICTORS}
 
 
