@@ -310,6 +310,11 @@ class GnnConfig(Section):
     zero_start: bool | None = Field(None, description="Output projections start at zero: step 0 is the base model.")
     edge_bias: bool | None = Field(None, description="Learned bias on inter edges per window slot and similarity.")
     token_features: bool | None = Field(None, description="Window nodes also carry their own token's embedding.")
+    copying: bool | None = Field(
+        None,
+        description="Layers start as copiers of their neighbours' tokens behind a closed gate, and open it the wider "
+        "the nearer the nearest neighbour is. Learns from far less text.",
+    )
 
 
 class Phase(Section):

@@ -206,14 +206,15 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     import torch
 
     from gnnlm.gnn.model import GnnModel
-    from gnnlm.gnn.options import resolve_options, similarity_unit
+    from gnnlm.gnn.options import resolve_options, similarity_best, similarity_unit
     from gnnlm.train.gnn import train_gnn
     from gnnlm.train.logging import tensorboard
 
     torch.manual_seed(run.config.seed)
     train = run.assembler("train")
     unit = similarity_unit(run.config.index.metric, train.similarity)
-    model = GnnModel(resolve_options(run.config.gnn, run.head.width, unit), run.head)
+    best = similarity_best(run.config.index.metric)
+    model = GnnModel(resolve_options(run.config.gnn, run.head.width, unit, best), run.head)
     model.checkpoint = run.config.train.checkpoint
     with tensorboard(run.root / "tensorboard") as log:
         return train_gnn(draft, model, run.head, train, run.assembler("valid"), run.config.train, run.config.seed, log)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import gnnlm.gnn.model as model_module
 from gnnlm.config import GnnConfig
+from gnnlm.errors import ConfigError
 from gnnlm.gnn.model import GnnModel
 from gnnlm.gnn.options import resolve_options
 from tests.gnn.graphs import random_graph
@@ -25,6 +26,8 @@ CASES = {
     "own width": GnnConfig(preset="released", heads=3, width=6, context=4, dropout=0),
     "default, own width": GnnConfig(heads=3, width=6, context=4, dropout=0),
     "wide window": GnnConfig(preset="paper", heads=2, left=2, right=2, context=4, dropout=0),
+    "copy": GnnConfig(heads=2, context=4, copying=True, dropout=0),
+    "copy with neighbour updates": GnnConfig(heads=2, context=4, copying=True, neighbour_updates=True, dropout=0),
     "centre of the default": GnnConfig(heads=2, inter="centre", context=4, dropout=0),
 }
 
@@ -62,7 +65,7 @@ def test_matches_edge_lists(name: str) -> None:
     torch.testing.assert_close(got, run_model(model, graph, EMBEDDINGS), rtol=1e-10, atol=1e-10)
 
 
-PRESETS = ["paper", "released", "default", "default with neighbour updates"]
+PRESETS = ["paper", "released", "default", "default with neighbour updates", "copy"]
 
 
 @pytest.mark.parametrize("chunk", [2048, 3])
@@ -105,6 +108,29 @@ def test_single_precision(name: str) -> None:
     largest = max(gradient.abs().max() for gradient in want.values())
     for parameter, gradient in gradients(model, got).items():
         assert (gradient - want[parameter]).abs().max() <= 1e-5 * largest, parameter
+
+
+def test_a_copier_starts_closed_and_copies_when_opened() -> None:
+    """At the start nothing is added; one open gate adds the token features of the neighbours, and nothing else."""
+    torch.manual_seed(0)
+    config = GnnConfig(heads=2, layers=1, context=4, copying=True, inter="centre", dropout=0)
+    model, graph = GnnModel(resolve_options(config, 8), HEAD).double(), random_graph(k=1)
+    torch.testing.assert_close(model(graph)[0], graph.context_BTD, rtol=0, atol=0)
+    layer = model.layer(0)
+    layer.gate_H.data.fill_(0.03)
+    added = model(graph)[0] - graph.context_BTD
+    centre = graph.windows.place_UW[graph.rows_BTK[..., 0], 1]
+    token = torch.where(graph.edge_BTK[..., 0], graph.windows.tokens_P[centre], -1)
+    copied = torch.nn.functional.layer_norm(EMBEDDINGS, (8,))[token.clamp(min=0)] * (token >= 0)[..., None]
+    openness = torch.sigmoid(2 + 0.3 * (graph.similarity_BTK[..., 0] - 1) / 0.01)
+    torch.testing.assert_close(added, 0.3 * openness[..., None] * copied)
+
+
+def test_copying_needs_tokens_and_the_same_width() -> None:
+    assert not resolve_options(GnnConfig(width=16, heads=2), 8).copying
+    for wrong in (GnnConfig(copying=True, width=16, heads=2), GnnConfig(copying=True, token_features=False, heads=2)):
+        with pytest.raises(ConfigError, match=r"gnn\.copying needs"):
+            resolve_options(wrong, 8)
 
 
 def test_unused_weights_are_frozen() -> None:

@@ -52,7 +52,7 @@ def built(tmp_path: Path, model: GnnModel, data: Assembler, **config: Any) -> Wi
     return open_cache(artifact, model, "cpu")
 
 
-NAMES = ["paper", "released", "default", "default with neighbour updates", "own width", "centre of the default"]
+NAMES = ["paper", "released", "default", "default with neighbour updates", "own width", "centre of the default", "copy"]
 
 
 @pytest.mark.parametrize("form", ["states", "projected"])
@@ -65,7 +65,8 @@ def test_single_precision_forms(tmp_path: Path, name: str, form: str, monkeypatc
     got = scored(model, data, cache)
     torch.testing.assert_close(got, scored(model, data, None), rtol=1e-5, atol=1e-5)
     graph = data(torch.arange(12)[None], 5)
-    torch.testing.assert_close(got, run_model(model, graph, EMBEDDINGS.float()), rtol=2e-5, atol=2e-5)
+    want = run_model(model, graph, EMBEDDINGS.float())
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5 * max(1.0, float(want.detach().abs().max())))
 
 
 @pytest.mark.parametrize("form", ["states", "projected"])

@@ -98,12 +98,20 @@ def run_layer(layer: Any, states: dict[Any, Tensor], tokens: dict[Any, Tensor], 
                     messages.append(v @ layer.feature_EHdd[edge, head])
                 weights = torch.softmax(torch.stack(scores), 0)
                 heads.append(sum(w * m for w, m in zip(weights, messages, strict=True)))
+            if o.copying and edge == INTER:
+                nearest = (max(float(similarity) for _, (_, similarity) in sources) - 1) / 0.01
+                heads = [
+                    m * torch.sigmoid(layer.near_2H[0, head] + layer.near_2H[1, head] * nearest)
+                    for head, m in enumerate(heads)
+                ]
             total = total + torch.cat(heads)
         if o.combine == "mean" and node[0] == "c":
             total = total / 2  # two edge types lead to a context node, one to a neighbour
         if node[0] == "n" and not layer.updates_neighbours:
             new[node] = h
             continue
+        if o.copying and node[0] == "c":
+            total = total * (10 * layer.gate_H).repeat_interleave(size)
         out = h + project(node, "output", total)
         if o.norm == "post":
             norm = layer.norms[kind[node[0]]]

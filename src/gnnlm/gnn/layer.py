@@ -15,6 +15,9 @@ What is done, without approximation:
   per distinct row (`model.py`), or once and for all (a cache). The last layer needs no neighbour update.
 - A slot that one edge leads to takes its message whole: no query, no key.
 
+With `copying`, the sum of messages is multiplied per head by a gate that starts at zero, inter messages by a sigmoid of
+the nearest neighbour's similarity, and the matrices start so that an open gate adds the neighbours' token embeddings.
+
 Shapes: B blocks, T tokens, M carried tokens, N = B T, K neighbours, U rows, W window slots, S = K x the slots that
 inter edges lead from, R lines of a table, H heads, D width, d = D / H, E width of token embeddings, C = D, or D + E
 with token features.
@@ -35,6 +38,10 @@ from gnnlm.graph.batch import Graph
 
 CONTEXT, NEIGHBOUR = 0, 1  # node types
 INTRA, INTER = 0, 1  # edge types
+
+OTHER_SLOTS = -4.0  # what a copier's attention starts with on slots that do not hold the token to copy
+NEAR_START = (2.0, 0.3)  # its gate on similarity: nearly open at an exact match, half open 7 units away
+GATE_UNIT = 10.0  # gates move by the learning rate a step, and this makes it enough
 
 Weights = tuple[Tensor, Tensor | None]  # a matrix and perhaps a bias
 
@@ -77,6 +84,9 @@ class GnnLayer(nn.Module):
             self.token_key_DE, self.token_value_DE = (
                 nn.Parameter(torch.empty(width, options.base_width)) for _ in range(2)
             )
+        if options.copying:
+            self.gate_H = nn.Parameter(torch.zeros(heads))
+            self.near_2H = nn.Parameter(torch.tensor(NEAR_START)[:, None].repeat(1, heads))
         self.dropout = nn.Dropout(options.dropout)
         self._reset()
 
@@ -92,6 +102,16 @@ class GnnLayer(nn.Module):
         if options.token_features:
             nn.init.zeros_(self.token_key_DE)
             nn.init.xavier_uniform_(self.token_value_DE)
+        if (
+            options.copying
+        ):  # once its gate opens, a layer adds the embeddings of its neighbours' tokens and nothing else
+            nn.init.eye_(self.token_value_DE)
+            nn.init.eye_(self.output[CONTEXT])
+            for matrix in self.value:
+                nn.init.zeros_(matrix)
+            nn.init.ones_(self.similarity_H)
+            nn.init.constant_(self.slot_bias_HW, OTHER_SLOTS)
+            nn.init.zeros_(self.slot_bias_HW[:, options.left])
         if not self.updates_neighbours:  # the equations list these, no output depends on them: kept, not trained
             unused = [self.query[NEIGHBOUR], self.output[NEIGHBOUR]]
             if options.bias:
@@ -107,7 +127,12 @@ class GnnLayer(nn.Module):
         """New context states. `past_BMD` holds this layer's inputs of the tokens before."""
         x_BTD = self.pre_norm(context_BTD)
         sources_BSD = torch.cat([self.pre_norm(past_BMD), x_BTD], dim=1)
-        sum_BTD = self._intra_context(x_BTD, sources_BSD, band_BTS) + self._inter(x_BTD, sources, graph)
+        inter_BTD = self._inter(x_BTD, sources, graph)
+        if self.options.copying:
+            inter_BTD = (self._split(inter_BTD) * self._nearness(graph)[..., None]).flatten(-2)
+        sum_BTD = self._intra_context(x_BTD, sources_BSD, band_BTS) + inter_BTD
+        if self.options.copying:
+            sum_BTD = (self._split(sum_BTD) * (GATE_UNIT * self.gate_H)[:, None]).flatten(-2)
         if self.options.combine == "mean":
             sum_BTD = sum_BTD / 2
         added_BTD = self.dropout(_linear(sum_BTD, self._weights("output", CONTEXT)))
@@ -210,6 +235,14 @@ class GnnLayer(nn.Module):
             return similarity_NK.new_zeros(()).expand(len(similarity_NK), options.heads, sources)
         similarity_NHK = similarity_NK[:, None] / options.similarity_unit * self.similarity_H[:, None]
         return (similarity_NHK[..., None] + self.slot_bias_HW[:, None, slots]).flatten(2)
+
+    def _nearness(self, graph: Graph) -> Tensor:
+        """How far each head lets its neighbours speak, [B, T, H]: a sigmoid of the nearest one's similarity."""
+        options, real_BTK = self.options, graph.edge_BTK
+        nearest_BT = graph.similarity_BTK.masked_fill(~real_BTK, -math.inf).amax(-1)
+        nearest_BT = torch.where(real_BTK.any(-1), nearest_BT, options.similarity_best)
+        off_BT = (nearest_BT - options.similarity_best) / options.similarity_unit
+        return torch.sigmoid(self.near_2H[0] + self.near_2H[1] * off_BT[..., None])
 
     def _query_weights(self, source: int, edge: int, target: int) -> Weights:
         """W_q with W_ATT, mu and the scale folded in: score = key . query."""

@@ -29,6 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "zero_start": True,
         "edge_bias": False,
         "token_features": False,
+        "copying": False,
     },
     "released": {
         "inter": "centre",
@@ -42,6 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "zero_start": False,
         "edge_bias": False,
         "token_features": False,
+        "copying": False,
     },
     "default": {
         "inter": "window",
@@ -55,6 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "zero_start": True,
         "edge_bias": True,
         "token_features": True,
+        "copying": False,
     },
 }
 
@@ -83,6 +86,8 @@ class GnnOptions:
     edge_bias: bool
     token_features: bool
     similarity_unit: float = COSINE_UNIT
+    copying: bool = False
+    similarity_best: float = 1.0
 
     @property
     def window(self) -> int:
@@ -110,7 +115,12 @@ def similarity_unit(metric: str, similarity: npt.NDArray[np.float32]) -> float:
     return max(1e-6, 0.1 * float(np.median(nearest))) if len(nearest) else 1.0
 
 
-def resolve_options(config: GnnConfig, base_width: int, unit: float = COSINE_UNIT) -> GnnOptions:
+def similarity_best(metric: str) -> float:
+    """The similarity of a state with itself."""
+    return 1.0 if metric == "cosine" else 0.0
+
+
+def resolve_options(config: GnnConfig, base_width: int, unit: float = COSINE_UNIT, best: float = 1.0) -> GnnOptions:
     """Fill what the config leaves open from the preset and the base model's width.
 
     >>> resolve_options(GnnConfig(), 576).heads
@@ -122,4 +132,8 @@ def resolve_options(config: GnnConfig, base_width: int, unit: float = COSINE_UNI
         raise ConfigError(f"gnn.heads must divide the GNN's width {width} (got {heads})")
     chosen = config.model_dump(exclude={"preset", "heads", "width"}, exclude_none=True)
     widths = {"heads": heads, "width": width, "base_width": base_width}
-    return GnnOptions(**{**PRESETS[config.preset], **chosen, **widths, "similarity_unit": unit})
+    options = {**PRESETS[config.preset], **chosen, **widths, "similarity_unit": unit, "similarity_best": best}
+    needed = options["token_features"] and options["edge_bias"] and width == base_width
+    if config.copying and not needed:
+        raise ConfigError("gnn.copying needs gnn.token_features, gnn.edge_bias and the base model's width")
+    return GnnOptions(**{**options, "copying": options["copying"] and needed})
