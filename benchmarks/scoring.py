@@ -80,7 +80,8 @@ class Scorer:
         real = self.tokens >= 0
         mix, targets = self.predictor.gnn_mix, self.tokens[real]
         found = neighbour_tokens(source, torch.arange(self.end)[real])
-        mix_log_probs(self.head(states), knn_target_log_probs(*found, targets, mix.k, mix.temperature), mix.weight)
+        knn = knn_target_log_probs(*found, targets, mix.k, mix.temperature)
+        mix_log_probs(self.head(states), knn, mix.weight_of(found[1]))
 
     def with_k(self, k: int) -> Predictor:
         return replace(self.predictor, graph_k=k)

@@ -150,7 +150,9 @@ def plan(config: Config, about: Description, tokens: dict[str, int], speed: floa
             else config.lm.finetune.epochs * train
         )
         activations = fit.batch_tokens * (80.0 * about.width * about.layers + 12.0 * min(about.vocabulary, 50_000))
-        needs["lm"] = Need(4 * weights, 4 * weights + activations, 6 * about.parameters * read / flops)
+        first = config.lm.finetune.kind != "none" and config.lm.finetune.unread == "first-reading"
+        readings = 2.0 * train * about.width if first else 0.0
+        needs["lm"] = Need(4 * weights + readings, 4 * weights + activations, 6 * about.parameters * read / flops)
     keys = 2 if config.store.key == "ffn_input" else 1
     head = 4.0 * about.vocabulary * about.width
     passing = 40.0 * config.lm.batch_tokens * about.width + 24.0 * train

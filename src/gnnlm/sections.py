@@ -105,9 +105,17 @@ class CorpusConfig(Section):
         return self.overlap or ("skip" if self.is_benchmark else "drop")
 
 
-def check_betas(betas: tuple[float, float]) -> None:
-    if any(not 0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas must lie in 0..1, 1 excluded (got {betas})")
+class Training(Section):
+    """What every training has in common."""
+
+    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas.")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of training.")
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> Training:
+        if any(not 0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in 0..1, 1 excluded (got {self.betas})")
+        return self
 
 
 class StoreConfig(Section):
@@ -199,7 +207,7 @@ class Phase(Section):
     steps: int = Field(description="Optimizer steps in this phase.", gt=0)
 
 
-class TrainConfig(Section):
+class TrainConfig(Training):
     curriculum: tuple[Phase, ...] = Field(
         (Phase(k=32, steps=300), Phase(k=128, steps=60)),
         min_length=1,
@@ -207,7 +215,6 @@ class TrainConfig(Section):
     )
     optimizer: Literal["adamw", "adam"] = Field("adamw", description="adam has no weight decay.")
     lr: float = Field(5e-4, gt=0, description="Peak learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas.")
     weight_decay: float = Field(
         0.05, ge=0, description="AdamW's weight decay, on parameters of two or more dimensions."
     )
@@ -219,16 +226,10 @@ class TrainConfig(Section):
     validate_every: int = Field(50, gt=0, description="Steps between validations, which are also checkpoints.")
     valid_tokens: int = Field(8192, gt=0, description="Valid positions looked at while training.")
     patience: int = Field(4, gt=0, description="Stop after this many validations without a better one.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of training.")
     checkpoint: bool = Field(
         False, description="Compute window states anew in the backward pass: slower, and far less memory at large k."
     )
     device: Literal["auto", "cpu"] = Field("auto", description="`auto` lets accelerate choose.")
-
-    @model_validator(mode="after")
-    def _betas_in_range(self) -> TrainConfig:
-        check_betas(self.betas)
-        return self
 
 
 class CacheConfig(Section):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from gnnlm.sections import SCRATCH, Section, check_betas
+from gnnlm.sections import SCRATCH, Section, Training
 
 
 class ArchitectureConfig(Section):
@@ -31,11 +31,10 @@ class ArchitectureConfig(Section):
     memory: int | None = Field(None, ge=0, description="Transformer-XL: tokens before them that a layer attends to.")
 
 
-class FitConfig(Section):
+class FitConfig(Training):
     """What training a base model and fine-tuning one have in common."""
 
     lr: float = Field(2.5e-4, gt=0, description="Peak learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay, on parameters of two or more dimensions.")
     warmup: int = Field(200, ge=0, description="Steps of linear warm-up.")
     schedule: Literal["cosine", "inverse-sqrt", "linear", "constant"] = Field(
@@ -48,12 +47,6 @@ class FitConfig(Section):
     validate_every: int = Field(500, gt=0, description="Steps between validations, which are also checkpoints.")
     valid_tokens: int = Field(16_384, gt=0, description="Valid tokens looked at while training.")
     patience: int = Field(5, gt=0, description="Stop after this many validations without a better one.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of training.")
-
-    @model_validator(mode="after")
-    def _betas_in_range(self) -> FitConfig:
-        check_betas(self.betas)
-        return self
 
 
 class LMTrainConfig(FitConfig):
@@ -85,6 +78,14 @@ class FinetuneConfig(FitConfig):
     settle: float = Field(
         0.2, ge=0, lt=1, description="first-reading: share of the first epoch to pass before states are kept."
     )
+
+    @model_validator(mode="after")
+    def _something_is_kept(self) -> FinetuneConfig:
+        if self.unread == "first-reading" and self.epochs <= self.settle:
+            raise ValueError(
+                f"settle must be less than epochs (got {self.settle} and {self.epochs}): nothing would be kept"
+            )
+        return self
 
 
 class LMConfig(Section):

@@ -101,7 +101,7 @@ def run_layer(layer: Any, states: dict[Any, Tensor], tokens: dict[Any, Tensor], 
             if o.copying and edge == INTER:
                 nearest = (max(float(similarity) for _, (_, similarity) in sources) - 1) / 0.01
                 heads = [
-                    m * torch.sigmoid(layer.near_2H[0, head] + layer.near_2H[1, head] * nearest)
+                    m * torch.sigmoid(layer.near_H[head] + layer.near_slope_H[head] * nearest)
                     for head, m in enumerate(heads)
                 ]
             total = total + torch.cat(heads)

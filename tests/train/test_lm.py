@@ -263,6 +263,11 @@ def test_what_cannot_be_trained_is_told(tmp_path: Path, text_dir: Path, tiny_run
         ({"lm": {"model": "scratch"}}, "set corpus.tokens to words or bytes"),
         ({"corpus": {"tokens": "words"}}, "is for lm.model scratch"),
         ({"lm": {"model": "scratch", "finetune": {"kind": "full"}}}, "finetune is for a pretrained model"),
+        ({"lm": {"finetune": {"unread": "first-reading", "epochs": 0.1}}}, "settle must be less than epochs"),
+        (
+            {"lm": {"finetune": {"kind": "full", "unread": "first-reading"}}, "store": {"key": "ffn_input"}},
+            r"store\.key must be state",
+        ),
     ]:
         with pytest.raises(ConfigError, match=words):
             parse_config({"run": "r", **values})

@@ -86,7 +86,7 @@ class GnnLayer(nn.Module):
             )
         if options.copying:
             self.gate_H = nn.Parameter(torch.zeros(heads))
-            self.near_2H = nn.Parameter(torch.tensor(NEAR_START)[:, None].repeat(1, heads))
+            self.near_H, self.near_slope_H = (nn.Parameter(torch.full((heads,), start)) for start in NEAR_START)
         self.dropout = nn.Dropout(options.dropout)
         self._reset()
 
@@ -238,11 +238,9 @@ class GnnLayer(nn.Module):
 
     def _nearness(self, graph: Graph) -> Tensor:
         """How far each head lets its neighbours speak, [B, T, H]: a sigmoid of the nearest one's similarity."""
-        options, real_BTK = self.options, graph.edge_BTK
-        nearest_BT = graph.similarity_BTK.masked_fill(~real_BTK, -math.inf).amax(-1)
-        nearest_BT = torch.where(real_BTK.any(-1), nearest_BT, options.similarity_best)
-        off_BT = (nearest_BT - options.similarity_best) / options.similarity_unit
-        return torch.sigmoid(self.near_2H[0] + self.near_2H[1] * off_BT[..., None])
+        off_BT = (graph.nearest_BT - self.options.similarity_best) / self.options.similarity_unit
+        off_BT = off_BT.masked_fill(torch.isneginf(off_BT), 0.0)  # nobody speaks there
+        return torch.sigmoid(self.near_H + self.near_slope_H * off_BT[..., None])
 
     def _query_weights(self, source: int, edge: int, target: int) -> Weights:
         """W_q with W_ATT, mu and the scale folded in: score = key . query."""

@@ -16,8 +16,10 @@ Shapes: B blocks, T tokens, K neighbours, U rows, W window slots, P positions, D
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -47,6 +49,11 @@ class Graph:
     edge_BTK: Tensor
     similarity_BTK: Tensor
     windows: Windows
+
+    @cached_property
+    def nearest_BT(self) -> Tensor:
+        """The similarity of each token's nearest neighbour; minus infinity where it has none."""
+        return self.similarity_BTK.masked_fill(~self.edge_BTK, -math.inf).amax(-1)
 
     def to(self, device: torch.device) -> Graph:
         return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
