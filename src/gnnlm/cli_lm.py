@@ -99,13 +99,13 @@ def fairseq(
 def transformer_xl(
     model: Checkpoint,
     out_: Out,
-    segment: Annotated[int, typer.Option(help="Tokens read at once.")] = 512,
-    memory: Annotated[int, typer.Option(help="Tokens before them that a layer attends to.")] = 512,
+    segment: Annotated[int, typer.Option(min=1, help="Tokens read at once.")] = 512,
+    memory: Annotated[int, typer.Option(min=0, help="Tokens before them that a layer attends to.")] = 512,
     vocabulary: Annotated[
         Path | None, typer.Option("--vocab", metavar="FILE", help="Symbols, one a line, in the order of ids.")
     ] = None,
     same_length: Annotated[bool, typer.Option("--same-length", help="All tokens attend equally far.")] = False,
-    clamp: Annotated[int | None, typer.Option(help="Distances beyond this count as this.")] = None,
+    clamp: Annotated[int | None, typer.Option(help="Distances beyond this count as this (-1: none).")] = None,
     pre_norm: Annotated[bool, typer.Option("--pre-norm", help="Norms stand before the layers.")] = False,
 ) -> None:
     """A state dict with the tensor names of the original Transformer-XL, or of transformers' port."""
@@ -118,6 +118,8 @@ def _save_converted(made: Any, folder: Path) -> None:
     made.lm.save(folder)
     for theirs, ours in made.mapped.items():
         out.print(f"{theirs} -> {ours}", markup=False, soft_wrap=True)
+    for name in made.without_weight:
+        out.print(f"{name}: holds no weight", markup=False, soft_wrap=True)
     for name in made.unused:
         warn(f"not used: {name}")
     say(f"{folder}: {len(made.mapped)} tensors mapped, {len(made.unused)} not used, none missing")

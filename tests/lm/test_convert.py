@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import gnnlm
 from gnnlm.errors import ModelError
-from gnnlm.lm.convert import convert_fairseq, convert_transformer_xl
+from gnnlm.lm.convert import convert_fairseq, convert_transformer_xl, read_fairseq_dictionary
 from tests.cli import error_line
 from tests.cli import gnnlm as run_gnnlm
 
@@ -107,15 +110,115 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     torch.save({**checkpoint, "args": argparse.Namespace(activation_fn="gelu")}, tmp_path / "gelu.pt")
     with pytest.raises(ModelError, match="activation_fn gelu; only relu is known"):
         convert_fairseq(tmp_path / "gelu.pt")
-    del checkpoint["model"]["decoder.layers.1.fc2.weight"]
+    del checkpoint["model"]["decoder.layers.1.fc2.weight"], checkpoint["model"]["decoder.layers.1.fc1.weight"]
     torch.save(checkpoint, tmp_path / "missing.pt")
-    with pytest.raises(ModelError, match=r"no tensor decoder\.layers\.1\.fc2\.weight"):
+    with pytest.raises(ModelError, match=r"lacks 2 tensors: decoder\.layers\.1\.fc1\.weight, decoder\.layers\.1\.fc2"):
         convert_fairseq(tmp_path / "missing.pt")
     checkpoint = torch.load(FAIRSEQ / "gbw.pt", weights_only=False)
     checkpoint["model"]["decoder.layers.1.fc2.weight"] = torch.zeros(16, 21)
     torch.save(checkpoint, tmp_path / "wrong.pt")
     with pytest.raises(ModelError, match=r"\(16, 21\), expected \(16, 20\)"):
         convert_fairseq(tmp_path / "wrong.pt")
+
+
+def test_a_hole_makes_no_shallower_model(tmp_path: Path) -> None:
+    state = torch.load(XL / "enwik8.pt")
+    del state["layers.1.dec_attn.qkv_net.weight"]
+    torch.save(state, tmp_path / "hole.pt")
+    with pytest.raises(ModelError, match=r"lacks .*layers\.1\.dec_attn\.qkv_net\.weight"):
+        convert_transformer_xl(tmp_path / "hole.pt", 4, 6)
+
+
+def changed(tmp_path: Path, **changes: object) -> Path:
+    """A fairseq checkpoint with other settings."""
+    checkpoint = torch.load(FAIRSEQ / "wiki103.pt", weights_only=False)
+    args = argparse.Namespace(**{**vars(checkpoint["args"]), **changes})
+    torch.save({**checkpoint, "args": args}, tmp_path / "changed.pt")
+    return tmp_path / "changed.pt"
+
+
+@pytest.mark.parametrize("name", ["no_scale_embedding", "no_token_positional_embeddings", "layernorm_embedding"])
+def test_what_computes_something_else_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"made with {name} True"):
+        convert_fairseq(changed(tmp_path, **{name: True}))
+
+
+def test_a_norm_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    checkpoint = torch.load(FAIRSEQ / "wiki103.pt", weights_only=False)
+    checkpoint["model"]["decoder.layernorm_embedding.weight"] = torch.ones(16)
+    torch.save(checkpoint, tmp_path / "norm.pt")
+    with pytest.raises(ModelError, match="does not compute"):
+        convert_fairseq(tmp_path / "norm.pt")
+    with pytest.raises(ModelError, match="2 layers and says it has 3"):
+        convert_fairseq(changed(tmp_path, decoder_layers=3))
+
+
+@pytest.mark.parametrize("name", ["wiki103", "gbw"])
+def test_other_ways_to_store_the_same(name: str, tmp_path: Path) -> None:
+    """Half precision, settings under `cfg`, statistics of fairseq's own, tied tensors left out, as .safetensors."""
+    checkpoint = torch.load(FAIRSEQ / f"{name}.pt", weights_only=False)
+    want = torch.load(FAIRSEQ / f"{name}.expected.pt")
+    plain = convert_fairseq(FAIRSEQ / f"{name}.pt")
+    meters = types.ModuleType("fairseq.meters")
+    meters.AverageMeter = type("AverageMeter", (), {"__module__": "fairseq.meters"})  # type: ignore[attr-defined]
+    sys.modules.update({"fairseq": types.ModuleType("fairseq"), "fairseq.meters": meters})
+    try:
+        half = {key: value.half() for key, value in checkpoint["model"].items()}
+        newer = {"model": half, "args": None, "cfg": {"model": vars(checkpoint["args"])}}
+        torch.save({**newer, "extra_state": {"loss": meters.AverageMeter()}}, tmp_path / "newer.pt")
+    finally:
+        del sys.modules["fairseq"], sys.modules["fairseq.meters"]
+    lm = convert_fairseq(tmp_path / "newer.pt").lm
+    torch.testing.assert_close(lm.log_probs(lm.encode(want["tokens"])), want["log_probs"], rtol=1e-2, atol=1e-2)
+    tied = [n for n in plain.mapped if n.endswith((".2.weight", "word_proj.weight", "word_proj.1.weight"))]
+    tied += [n for n, ours in plain.mapped.items() if ".tail." in n and ours.startswith("inputs.")]
+    kept = {n: t.clone() for n, t in checkpoint["model"].items() if n not in tied}
+    assert len(kept) < len(checkpoint["model"])
+    save_file(kept, tmp_path / "tied.safetensors")
+    lm = convert_fairseq(tmp_path / "tied.safetensors", heads=checkpoint["args"].decoder_attention_heads).lm
+    torch.testing.assert_close(lm.log_probs(lm.encode(want["tokens"])), want["log_probs"], rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_original_calls_no_clamp(tmp_path: Path) -> None:
+    assert convert_transformer_xl(XL / "enwik8.pt", 4, 6, clamp=-1).lm.model.options.clamp is None
+    for segment, memory, same_length in ((0, 6, False), (4, -1, False), (4, 0, True)):
+        with pytest.raises(ModelError, match=r"at least|cannot be 0"):
+            convert_transformer_xl(XL / "enwik8.pt", segment, memory, same_length=same_length)
+
+
+def test_the_originals_bytes_have_no_newline(tmp_path: Path) -> None:
+    (tmp_path / "symbols.txt").write_text("\n".join(str(value) for value in (65, 32, *range(66, 94))))
+    lm = convert_transformer_xl(XL / "enwik8.pt", 4, 6, tmp_path / "symbols.txt").lm
+    assert lm.tokenize("AB\nA") == ([0, 2, 0], [0, 1, 3])
+    assert lm.start_token == 1
+    for wrong, why in (("300", "up to 300"), ("65", "got 29")):
+        (tmp_path / "symbols.txt").write_text("\n".join([wrong, *(str(value) for value in range(65, 94))]))
+        with pytest.raises(ModelError, match=why):
+            convert_transformer_xl(XL / "enwik8.pt", 4, 6, tmp_path / "symbols.txt")
+
+
+def test_odd_checkpoints_are_refused(tmp_path: Path) -> None:
+    torch.save({0: torch.zeros(2)}, tmp_path / "numbers.pt")
+    with pytest.raises(ModelError, match="no fairseq"):
+        convert_fairseq(tmp_path / "numbers.pt")
+    with pytest.raises(ModelError, match="is a directory"):
+        convert_fairseq(tmp_path)
+    state = torch.load(XL / "enwik8.pt")
+    torch.save({**state, "r_w_bias": torch.zeros(2, 3, 4)}, tmp_path / "three.pt")
+    with pytest.raises(ModelError, match="expected 2 dimensions"):
+        convert_transformer_xl(tmp_path / "three.pt", 4, 6)
+    (tmp_path / "lm").mkdir()
+    (tmp_path / "lm" / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        gnnlm.load_lm(tmp_path / "lm")
+    lm = convert_fairseq(FAIRSEQ / "wiki103.pt").lm
+    with pytest.raises(ModelError, match="token ids from 0 to 29, got 2 to 30"):
+        lm.encode(torch.tensor([[2, 30]]))
+
+
+def test_overwritten_specials_of_a_dictionary(tmp_path: Path) -> None:
+    (tmp_path / "dict.txt").write_text("a 3\n<unk> 2 #fairseq:overwrite\n")
+    assert read_fairseq_dictionary(tmp_path / "dict.txt", 6).words[4:] == ["a", "<unk>"]
 
 
 def test_command_line(tmp_path: Path) -> None:

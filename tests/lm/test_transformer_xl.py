@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gnnlm.config import LMConfig
 from gnnlm.datastore.encode import encode_tokens
-from gnnlm.lm.native import NativeLM
+from gnnlm.lm.native import NativeLM, load_native
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions, distance_sinusoids
 
 SMALL = TransformerXLOptions(vocab_size=20, width=16, layers=3, heads=2, ffn=32, segment=4, memory=4)
@@ -126,3 +130,28 @@ def test_windows_that_overlap_enough_carry_the_memory_exactly() -> None:
     got = encode_tokens(lm, tokens, config).states
     read = torch.tensor([[lm.start_token, *tokens.tolist()]])
     torch.testing.assert_close(torch.from_numpy(got), model.encode(read).states[0])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=25)
+@pytest.mark.parametrize("changes", [{}, {"memory": 6}, {"memory": 3, "same_length": True}, {"memory": 0}])
+def test_a_stream_cut_anywhere_is_the_whole_text(changes: dict[str, object], cuts: list[int]) -> None:
+    lm = NativeLM(make_model(**changes))
+    tokens = torch.randint(20, (2, sum(cuts)))
+    parts, past = [], None
+    for part in tokens.split(cuts, dim=1):
+        states, past = lm.stream(part, past)
+        parts.append(states)
+    torch.testing.assert_close(torch.cat(parts, 1), lm.encode(tokens))
+
+
+def test_tied_projections_are_one_parameter(tmp_path: Path) -> None:
+    """Also of a copy and of what is loaded: else an optimizer would step the first of them twice."""
+    model = make_model(cutoffs=(8,), factor=2.0)
+    for one in (model, copy.deepcopy(model)):
+        assert one.head.head_projection is one.inputs.projections[0]
+        assert one.head.projections[0] is one.inputs.projections[1]
+        assert len(list(one.parameters())) == len({p.data_ptr() for p in one.parameters()})
+    NativeLM(copy.deepcopy(model)).save(tmp_path)
+    tokens = torch.randint(20, (1, 9))
+    torch.testing.assert_close(load_native(tmp_path).encode(tokens), NativeLM(model).encode(tokens))

@@ -21,6 +21,7 @@ from gnnlm.errors import ModelError
 EOS, UNK = "<eos>", "<unk>"
 WORD = re.compile(r"[^ \t\n]+")
 FILE = "vocabulary.txt"
+NEWLINE = ord("\n")
 
 
 class WordVocabulary:
@@ -88,7 +89,10 @@ class WordVocabulary:
 
 
 class ByteVocabulary:
-    """The bytes that occur, each a token."""
+    """The bytes that occur, each a token.
+
+    The original Transformer-XL's enwik8 has no newlines: where they are not in the vocabulary they are not read.
+    """
 
     kind = "bytes"
 
@@ -102,7 +106,7 @@ class ByteVocabulary:
         counts: npt.NDArray[np.int64] = np.zeros(256, dtype=np.int64)
         for text in texts:
             counts += np.bincount(as_bytes(text), minlength=256)
-        counts[ord("\n")] += 1  # stands before every text
+        counts[NEWLINE] += 1  # stands before every text
         return cls([int(value) for value in np.argsort(-counts, kind="stable") if counts[value]])
 
     def __len__(self) -> int:
@@ -110,18 +114,22 @@ class ByteVocabulary:
 
     @property
     def start(self) -> int:
-        return int(self._ids[ord("\n")])
+        """What stands before a text: a newline; a space where there is none."""
+        return max(0, int(self._ids[NEWLINE] if NEWLINE in self.values else self._ids[ord(" ")]))
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
         """
         >>> ByteVocabulary([10, 97, 195, 169]).tokenize("a\\u00e9a")
         ([1, 2, 3, 1], [0, 1, 1, 2])
         """
-        ids = self._ids[as_bytes(text)]
+        values, offsets = as_bytes(text), byte_offsets(text)
+        if NEWLINE not in self.values:
+            values, offsets = values[values != NEWLINE], offsets[values != NEWLINE]
+        ids = self._ids[values]
         if len(ids) and ids.min() < 0:
-            value = int(as_bytes(text)[int(np.argmin(ids))])
+            value = int(values[int(np.argmin(ids))])
             raise ModelError(f"byte 0x{value:02x} is not in this model's vocabulary of {len(self)} bytes")
-        return ids.tolist(), byte_offsets(text).tolist()
+        return ids.tolist(), offsets.tolist()
 
     def piece(self, token: int) -> str:
         return bytes([self.values[token]]).decode("latin-1")
@@ -157,12 +165,15 @@ def load_vocabulary(folder: Path) -> Vocabulary | None:
     file = folder / FILE
     if not file.is_file():
         return None
-    with file.open(encoding="utf-8", newline="\n") as opened:
-        first, *lines = opened.read().removesuffix("\n").split("\n")
+    try:
+        with file.open(encoding="utf-8", newline="\n") as opened:
+            first, *lines = opened.read().removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file} cannot be read as a vocabulary: {error}") from error
     kind, *special = first.split("\t")
     if kind == WordVocabulary.kind and len(special) == 2:
         return WordVocabulary(lines, *special)
-    if kind == ByteVocabulary.kind and all(line.isdecimal() for line in lines):
+    if kind == ByteVocabulary.kind and all(line.isdecimal() and int(line) < 256 for line in lines):
         return ByteVocabulary([int(line) for line in lines])
     raise ModelError(f"{file} is not a vocabulary of this program (its first line is {first[:40]!r})")
 

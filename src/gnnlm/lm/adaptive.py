@@ -30,7 +30,7 @@ class AdaptiveOptions:
     ffn: int = 4096
     cutoffs: tuple[int, ...] = (20_000, 60_000)
     factor: float = 4.0
-    embedding_width: int | None = None  # of the first band; the model's where not given
+    widths: tuple[int, ...] | None = None  # of the bands; where not given, the model's, divided by the factor
     tie_words: bool = True
     tie_projections: bool = True
     final_norm: bool = False
@@ -65,7 +65,7 @@ class AdaptiveTransformer(nn.Module):
     def __init__(self, options: AdaptiveOptions) -> None:
         super().__init__()
         self.options = options
-        widths = band_widths(options.embedding_width or options.width, options.factor, len(options.bands))
+        widths = options.widths or band_widths(options.width, options.factor, len(options.bands))
         self.inputs = AdaptiveInput(options.bands, widths, options.width)
         self.head = AdaptiveHead.beside(
             self.inputs, options.tie_words, options.tie_projections, options.softmax_dropout
@@ -94,7 +94,11 @@ class AdaptiveTransformer(nn.Module):
 
     def encode(self, tokens_BT: Tensor) -> Output:
         """A whole text, from its first token."""
-        out: Output = self(tokens_BT)
+        return self.stream(tokens_BT)
+
+    def stream(self, tokens_BT: Tensor, past: Any = None) -> Output:
+        """Tokens that follow those of `past`."""
+        out: Output = self(tokens_BT, past)
         return out
 
 

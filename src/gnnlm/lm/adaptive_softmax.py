@@ -92,8 +92,8 @@ class AdaptiveHead(Head):
         """
         super().__init__()
         self.words, self.projections = nn.ParameterList(words), nn.ParameterList(projections)
-        self.classes = nn.Parameter(classes)
-        self.head_projection = None if head_projection is None else nn.Parameter(head_projection)
+        self.classes = _parameter(classes)
+        self.head_projection = None if head_projection is None else _parameter(head_projection)
         self.biases = nn.ParameterList(biases)
         self.dropout = nn.Dropout(dropout)
         self.cutoffs = list(itertools.accumulate(len(band) for band in words))
@@ -194,6 +194,11 @@ class AdaptiveHead(Head):
             listed("biases"),
         )
         return head.requires_grad_(False).eval()
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    """The tensor as a parameter; one that is one already stays the same object, and so stays tied."""
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
 
 
 class _ChunkedValues(torch.autograd.Function):

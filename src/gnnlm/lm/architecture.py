@@ -38,6 +38,8 @@ def build_model(config: ArchitectureConfig, vocab_size: int) -> NativeModel:
     options = options_of(kind, {**preset, **chosen, "vocab_size": vocab_size})
     if options.width % options.heads:
         raise ConfigError(f"lm.architecture.heads must divide its width {options.width} (got {options.heads})")
+    if options.width % 2 and kind == "transformer-xl":
+        raise ConfigError(f"lm.architecture.width must be even, for sines and cosines (got {options.width})")
     if list(options.cutoffs) != sorted(set(options.cutoffs)) or (options.cutoffs and options.cutoffs[0] < 1):
         raise ConfigError(f"lm.architecture.cutoffs must grow from 1 on (got {list(options.cutoffs)})")
     if options.width < options.factor ** (len(options.bands) - 1):

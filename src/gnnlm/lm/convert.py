@@ -7,121 +7,29 @@ weight, or reported as unused; one that is missing is refused.
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import itertools
-import pickle
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from gnnlm.corpus.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from gnnlm.errors import ModelError
-from gnnlm.lm.native import NativeLM, NativeModel, make_model, options_of
+from gnnlm.lm.checkpoint import Conversion, Tensors, read_checkpoint, state_dict
+from gnnlm.lm.native import make_model, options_of
 
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-WITHOUT_WEIGHT = ("*.version", "*_float_tensor", "*pos_emb.inv_freq", "*.training_step")
-
-
-@dataclass
-class Conversion:
-    """A converted model and what became of each tensor of the file."""
-
-    lm: NativeLM
-    mapped: dict[str, str]
-    unused: list[str]
-
-
-@dataclass
-class _Tensors:
-    """The tensors of a file, taken one by one."""
-
-    tensors: dict[str, Tensor]
-    mapped: dict[str, str] = field(default_factory=dict)
-    filled: dict[str, Tensor] = field(default_factory=dict)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.tensors
-
-    def peek(self, name: str) -> Tensor:
-        if name not in self.tensors:
-            raise ModelError(f"the checkpoint has no tensor {name}: it is not of the layout that was asked for")
-        return self.tensors[name]
-
-    def put(self, ours: str, *names: str, turn: bool = False) -> None:
-        """Our tensor is these of theirs, one below the other, or one transposed."""
-        parts = [self.peek(name) for name in names]
-        self.filled[ours] = parts[0].T if turn else parts[0] if len(parts) == 1 else torch.cat(parts)
-        self.mapped.update(dict.fromkeys(names, ours))
-
-    def same(self, name: str, ours: str) -> None:
-        """A tensor of theirs that repeats one of ours; refused where it does not."""
-        if name in self and torch.equal(self.tensors[name], self.filled[ours]):
-            self.mapped[name] = ours
-        elif name in self:
-            raise ModelError(f"{name} should be tied to the tensor that {ours} was taken from, and differs from it")
-
-    def count(self, pattern: str) -> int:
-        """How many numbers {} can be counted through, from 0."""
-        number = 0
-        while pattern.format(number) in self.tensors:
-            number += 1
-        return number
-
-    def finish(self, model: NativeModel, vocabulary: Vocabulary | None, start: int | None) -> Conversion:
-        """Fill the model; what it needs and nothing was put for is refused."""
-        state = model.state_dict()
-        there = {state[name].data_ptr() for name in self.filled if name in state}  # tied tensors are one
-        missing = [name for name, tensor in state.items() if tensor.numel() and tensor.data_ptr() not in there]
-        wrong = [
-            f"{name} {tuple(tensor.shape)}, expected {tuple(state[name].shape)}"
-            for name, tensor in self.filled.items()
-            if name not in state or tensor.shape != state[name].shape
-        ]
-        if missing or wrong:
-            raise ModelError(f"the checkpoint does not make a whole model: {'; '.join([*missing[:5], *wrong[:5]])}")
-        model.load_state_dict({name: tensor.float() for name, tensor in self.filled.items()}, strict=False)
-        unused = [
-            name
-            for name in self.tensors
-            if name not in self.mapped and not any(fnmatch.fnmatch(name, pattern) for pattern in WITHOUT_WEIGHT)
-        ]
-        return Conversion(NativeLM(model, vocabulary, start), self.mapped, unused)
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A .pt or .safetensors file as plain values; nothing in it is run."""
-    if not path.is_file():
-        raise ModelError(f"{path} does not exist; expected a checkpoint, .pt or .safetensors")
-    with path.open("rb") as file:
-        first = file.read(2)
-    if path.suffix != ".safetensors" and first != b"PK" and first[:1] != b"\x80":  # a zip archive, or an older pickle
-        raise ModelError(f"{path} is not a checkpoint; expected what torch.save writes, or .safetensors")
-    try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), "a class of its own")
-        raise ModelError(
-            f"{path} holds more than tensors and plain values ({' '.join(reason.split())[:120]}), which is not loaded; "
-            "save its state_dict() (and fairseq's args as an argparse.Namespace) and convert that"
-        ) from error
-    except Exception as error:  # torch and safetensors raise many kinds for a damaged file, none of them ours
-        raise ModelError(f"{path} cannot be read as a checkpoint: {' '.join(str(error).split())[:160]}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: expected a dictionary of tensors, got {type(found).__name__}")
-    return found
-
-
-def _state_dict(checkpoint: dict[str, Any]) -> _Tensors:
-    inner = next((checkpoint[key] for key in ("model", "state_dict") if isinstance(checkpoint.get(key), dict)), None)
-    tensors = {k: v for k, v in (inner or checkpoint).items() if isinstance(v, Tensor)}
-    return _Tensors({name.removeprefix("module."): tensor for name, tensor in tensors.items()})
+FAIRSEQ_KNOWN = {
+    "activation_fn": "relu",
+    "decoder_normalize_before": True,
+    "decoder_learned_pos": False,
+    "no_scale_embedding": False,
+    "no_token_positional_embeddings": False,
+    "layernorm_embedding": False,
+}
+FAIRSEQ_UNKNOWN = ("layernorm_embedding", "project_in_dim", "project_out_dim", "bias_k", "bias_v")
+OVERWRITE = " #fairseq:overwrite"
 
 
 # -- fairseq ----------------------------------------------------------------------------------------------------
@@ -130,37 +38,36 @@ def _state_dict(checkpoint: dict[str, Any]) -> _Tensors:
 def convert_fairseq(path: Path, dictionary: Path | None = None, heads: int | None = None) -> Conversion:
     """A checkpoint of fairseq's transformer_lm with adaptive inputs and adaptive softmax."""
     checkpoint = read_checkpoint(path)
-    stored = checkpoint.get("args", {})
-    args = vars(stored) if isinstance(stored, argparse.Namespace) else stored if isinstance(stored, dict) else {}
-    _only_what_is_known(path, args)
-    theirs = _state_dict(checkpoint)
+    args = _fairseq_args(checkpoint)
+    theirs = state_dict(checkpoint)
+    _only_what_is_known(path, args, theirs)
     embedding, softmax = "decoder.embed_tokens.embeddings", "decoder.adaptive_softmax"
-    bands = theirs.count(embedding + ".{}.0.weight")
-    layers = theirs.count("decoder.layers.{}.fc1.weight")
+    bands, layers = theirs.count(f"{embedding}."), theirs.count("decoder.layers.")
     if not bands or not layers:
-        raise ModelError(f"{path} is no fairseq transformer_lm with adaptive inputs (no {embedding}.0.0.weight)")
-    told = args.get("decoder_attention_heads")
-    if told is None and heads is None:
-        raise ModelError(f"{path} does not tell its number of attention heads; give it with --heads")
-    if told is not None and heads is not None and told != heads:
-        raise ModelError(f"{path} has {told} attention heads, --heads says {heads}; leave it out")
-    heads = int(told or heads or 0)
+        lacking = f"{embedding}.0.0.weight" if not bands else "decoder.layers.0"
+        raise ModelError(f"{path} is no fairseq transformer_lm with adaptive inputs (no {lacking})")
+    if layers != args.get("decoder_layers", layers):
+        raise ModelError(f"{path} has tensors of {layers} layers and says it has {args['decoder_layers']}")
     words = [theirs.peek(f"{embedding}.{band}.0.weight") for band in range(bands)]
     width = theirs.peek(f"{embedding}.0.1.weight").shape[0]
-    if heads < 1 or width % heads:
-        raise ModelError(f"{heads} attention heads do not divide the model's width of {width}")
     cutoffs = list(itertools.accumulate(len(band) for band in words))
     tie_words = f"{softmax}.head.class_proj.weight" in theirs
-    tie_projections = all(theirs.peek(f"{softmax}.tail.{band}.0.weight").shape[0] == width for band in range(bands - 1))
+    for band in range(bands):
+        theirs.put(f"inputs.words.{band}", f"{embedding}.{band}.0.weight")
+        theirs.put(f"inputs.projections.{band}", f"{embedding}.{band}.1.weight")
+    tails = [(f"{softmax}.tail.{band - 1}.0.weight", f"inputs.projections.{band}") for band in range(1, bands)]
+    tie_projections = all(  # a file may leave out what is tied
+        name not in theirs or (ours in theirs.filled and torch.equal(theirs.tensors[name], theirs.filled[ours]))
+        for name, ours in tails
+    )
     options = {
         "vocab_size": cutoffs[-1],
         "width": width,
         "layers": layers,
-        "heads": heads,
+        "heads": _fairseq_heads(path, args.get("decoder_attention_heads"), heads, width),
         "ffn": theirs.peek("decoder.layers.0.fc1.weight").shape[0],
         "cutoffs": cutoffs[:-1],
-        "factor": words[0].shape[1] / words[1].shape[1] if bands > 1 else 1.0,
-        "embedding_width": words[0].shape[1],
+        "widths": [band.shape[1] for band in words],
         "tie_words": tie_words,
         "tie_projections": tie_projections,
         "final_norm": "decoder.layer_norm.weight" in theirs,
@@ -169,9 +76,6 @@ def convert_fairseq(path: Path, dictionary: Path | None = None, heads: int | Non
         "activation_dropout": float(args.get("activation_dropout", args.get("relu_dropout", 0.0)) or 0.0),
         "softmax_dropout": float(args.get("adaptive_softmax_dropout", 0.0)),
     }
-    for band in range(bands):
-        theirs.put(f"inputs.words.{band}", f"{embedding}.{band}.0.weight")
-        theirs.put(f"inputs.projections.{band}", f"{embedding}.{band}.1.weight")
     _fairseq_head(theirs, softmax, bands, cutoffs[0], tie_words, tie_projections)
     for number in range(layers):
         _fairseq_layer(theirs, f"decoder.layers.{number}", f"layers.{number}")
@@ -182,39 +86,61 @@ def convert_fairseq(path: Path, dictionary: Path | None = None, heads: int | Non
     return theirs.finish(make_model(options_of("adaptive", options)), vocabulary, FAIRSEQ_SPECIAL.index("</s>"))
 
 
-def _only_what_is_known(path: Path, args: dict[str, Any]) -> None:
-    """Refuse what the tensors do not show and our model does not have."""
-    for name, ours in (("activation_fn", "relu"), ("decoder_normalize_before", True), ("decoder_learned_pos", False)):
+def _fairseq_args(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The model's settings: under `args`, or in newer checkpoints under `cfg`."""
+    newer = checkpoint.get("cfg")
+    for stored in (checkpoint.get("args"), newer.get("model") if isinstance(newer, dict) else None):
+        if isinstance(stored, argparse.Namespace | dict):
+            return vars(stored) if isinstance(stored, argparse.Namespace) else stored
+    return {}
+
+
+def _fairseq_heads(path: Path, told: int | None, given: int | None, width: int) -> int:
+    if told is None and given is None:
+        raise ModelError(f"{path} does not tell its number of attention heads; give it with --heads")
+    if told is not None and given is not None and told != given:
+        raise ModelError(f"{path} has {told} attention heads, --heads says {given}; leave it out")
+    heads = int(told or given or 0)
+    if heads < 1 or width % heads:
+        raise ModelError(f"{heads} attention heads do not divide the model's width of {width}")
+    return heads
+
+
+def _only_what_is_known(path: Path, args: dict[str, Any], theirs: Tensors) -> None:
+    """Refuse what our model does not have."""
+    for name, ours in FAIRSEQ_KNOWN.items():
         if args.get(name, ours) != ours:
             raise ModelError(f"{path} was made with {name} {args[name]}; only {ours} is known here")
+    for name in theirs.tensors:
+        if any(part in FAIRSEQ_UNKNOWN for part in name.split(".")):
+            raise ModelError(f"{path} has {name}, which the model here does not compute")
 
 
 def _fairseq_head(
-    theirs: _Tensors, softmax: str, bands: int, shortlist: int, tie_words: bool, tie_projections: bool
+    theirs: Tensors, softmax: str, bands: int, shortlist: int, tie_words: bool, tie_projections: bool
 ) -> None:
     if tie_words:
         theirs.put("head.classes", f"{softmax}.head.class_proj.weight")
         theirs.same(f"{softmax}.head.word_proj.weight", "inputs.words.0")
         if f"{softmax}.head.word_proj.0.weight" in theirs:
-            theirs.put("head.head_projection", f"{softmax}.head.word_proj.0.weight", turn=True)
+            theirs.put("head.head_projection", f"{softmax}.head.word_proj.0.weight", make=Tensor.t)
             theirs.same(f"{softmax}.head.word_proj.1.weight", "inputs.words.0")
     else:
-        theirs.put("head.words.0", f"{softmax}.head.weight")
-        whole = theirs.filled["head.words.0"]
-        theirs.filled["head.words.0"], theirs.filled["head.classes"] = whole[:shortlist], whole[shortlist:]
+        theirs.put("head.words.0", f"{softmax}.head.weight", make=lambda both: both[:shortlist])
+        theirs.put("head.classes", f"{softmax}.head.weight", make=lambda both: both[shortlist:])
     for band in range(1, bands):
         tail = f"{softmax}.tail.{band - 1}"
         if tie_projections:
             theirs.same(f"{tail}.0.weight", f"inputs.projections.{band}")
         else:
-            theirs.put(f"head.projections.{band - 1}", f"{tail}.0.weight", turn=True)
+            theirs.put(f"head.projections.{band - 1}", f"{tail}.0.weight", make=Tensor.t)
         if tie_words:
             theirs.same(f"{tail}.2.weight", f"inputs.words.{band}")
         else:
             theirs.put(f"head.words.{band}", f"{tail}.2.weight")
 
 
-def _fairseq_layer(theirs: _Tensors, layer: str, ours: str) -> None:
+def _fairseq_layer(theirs: Tensors, layer: str, ours: str) -> None:
     attention = f"{layer}.self_attn"
     old = f"{attention}.in_proj_weight" in theirs
     for part in ("weight", "bias"):
@@ -234,7 +160,8 @@ def read_fairseq_dictionary(path: Path, size: int) -> WordVocabulary:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read as a fairseq dictionary: {error}") from error
-    words = [*FAIRSEQ_SPECIAL, *(line.rsplit(" ", 1)[0] for line in lines if line)]
+    listed = [line.removesuffix(OVERWRITE).rsplit(" ", 1)[0] for line in lines if line]
+    words = [*FAIRSEQ_SPECIAL, *listed]
     if len(words) != size:
         raise ModelError(
             f"{path} has {len(words) - 4} words and 4 special tokens make {len(words)}, the model has {size}; "
@@ -260,24 +187,25 @@ def convert_transformer_xl(
     What the tensors do not tell is given: segment and memory lengths, whether all tokens attend equally far, where
     distances are clamped, and where the norms stand.
     """
-    theirs = _state_dict(read_checkpoint(path))
+    _check_lengths(segment, memory, same_length)
+    theirs = state_dict(read_checkpoint(path))
     hugging_face = "transformer.word_emb.emb_layers.0.weight" in theirs
-    theirs = _Tensors({name.removeprefix("transformer."): tensor for name, tensor in theirs.tensors.items()})
-    bands, layers = theirs.count("word_emb.emb_layers.{}.weight"), theirs.count("layers.{}.dec_attn.qkv_net.weight")
+    theirs = Tensors({name.removeprefix("transformer."): tensor for name, tensor in theirs.tensors.items()})
+    bands, layers = theirs.count("word_emb.emb_layers."), theirs.count("layers.")
     if not bands or not layers:
-        raise ModelError(f"{path} is no Transformer-XL state dict (no word_emb.emb_layers.0.weight)")
+        lacking = "word_emb.emb_layers.0.weight" if not bands else "layers.0"
+        raise ModelError(f"{path} is no Transformer-XL state dict (no {lacking})")
     words = [theirs.peek(f"word_emb.emb_layers.{band}.weight") for band in range(bands)]
     projected = "word_emb.emb_projs.0" in theirs
+    if bands == 1 and "crit.cluster_weight" in theirs:
+        raise ModelError(f"{path}: an adaptive softmax with div_val 1 is not supported")
     width = theirs.peek("layers.0.dec_attn.o_net.weight").shape[0]
-    if bands == 1 and ("crit.cluster_weight" in theirs or projected):
-        raise ModelError(
-            f"{path}: an adaptive softmax with div_val 1, or embeddings of another width, is not supported"
-        )
     shared = "r_w_bias" in theirs
     heads, head_width = theirs.peek("r_w_bias" if shared else "layers.0.dec_attn.r_w_bias").shape
     cutoffs = list(itertools.accumulate(len(band) for band in words))
-    tied = all(
-        torch.equal(theirs.peek(f"crit.out_projs.{band}"), theirs.peek(f"word_emb.emb_projs.{band}"))
+    out, into = "crit.out_projs.{}", "word_emb.emb_projs.{}"
+    tied = all(  # a file may leave out what is tied
+        out.format(band) not in theirs or torch.equal(theirs.peek(out.format(band)), theirs.peek(into.format(band)))
         for band in range(bands if projected else 0)
     )
     options = {
@@ -288,11 +216,11 @@ def convert_transformer_xl(
         "head_width": head_width,
         "ffn": theirs.peek("layers.0.pos_ff.CoreNet.0.weight").shape[0],
         "cutoffs": cutoffs[:-1],
-        "factor": words[0].shape[1] / words[1].shape[1] if bands > 1 else 1.0,
+        "widths": [band.shape[1] for band in words],
         "segment": segment,
         "memory": memory,
         "same_length": same_length,
-        "clamp": clamp,
+        "clamp": clamp if clamp is not None and clamp > 0 else None,  # the original's -1 is none
         "shared_biases": shared,
         "pre_norm": pre_norm,
         "tie_projections": tied,
@@ -302,17 +230,15 @@ def convert_transformer_xl(
         theirs.put(f"head.biases.{band}", f"crit.out_layers.{band}.bias")
         theirs.same(f"crit.out_layers.{band}.weight", f"inputs.words.{band}")
         if projected:
-            theirs.put(f"inputs.projections.{band}", f"word_emb.emb_projs.{band}")
+            theirs.put(f"inputs.projections.{band}", into.format(band))
             ours = "head.head_projection" if band == 0 else f"head.projections.{band - 1}"
-            theirs.put(ours, f"crit.out_projs.{band}")
+            theirs.put(ours, (into if out.format(band) not in theirs else out).format(band))
     if bands > 1:
-        theirs.put("head.classes", "crit.cluster_weight")
-        theirs.put(f"head.biases.{bands}", "crit.cluster_bias")
         # classes are scored behind the first projection; the original reads them from the last to the first
-        classes = theirs.filled["head.classes"] @ theirs.filled["head.head_projection"].T
         order = slice(None) if hugging_face else torch.arange(bands - 2, -1, -1)
-        theirs.filled["head.classes"] = classes[order]
-        theirs.filled[f"head.biases.{bands}"] = theirs.filled[f"head.biases.{bands}"][order]
+        first = (out if out.format(0) in theirs else into).format(0)
+        theirs.put("head.classes", "crit.cluster_weight", first, make=lambda rows, wide: (rows @ wide.T)[order])
+        theirs.put(f"head.biases.{bands}", "crit.cluster_bias", make=lambda biases: biases[order])
     else:
         theirs.filled["head.classes"] = torch.empty(0, width)
         theirs.filled["head.biases.1"] = torch.empty(0)
@@ -324,13 +250,17 @@ def convert_transformer_xl(
     return theirs.finish(make_model(options_of("transformer-xl", options)), symbols, None)
 
 
-def _xl_layer(theirs: _Tensors, layer: str, number: int, shared: bool) -> None:
+def _check_lengths(segment: int, memory: int, same_length: bool) -> None:
+    if segment < 1 or memory < 0:
+        raise ModelError(f"expected a segment of at least 1 and a memory of at least 0 (got {segment} and {memory})")
+    if same_length and memory < 1:
+        raise ModelError("with --same-length every token attends to the memory's length, so it cannot be 0")
+
+
+def _xl_layer(theirs: Tensors, layer: str, number: int, shared: bool) -> None:
     joint = f"{layer}.dec_attn.qkv_net.weight"
-    inner = theirs.peek(joint).shape[0] // 3
-    theirs.put(f"{layer}.query.weight", joint)
-    theirs.filled[f"{layer}.query.weight"], theirs.filled[f"{layer}.key_value.weight"] = theirs.peek(joint).split(
-        [inner, 2 * inner]
-    )
+    theirs.put(f"{layer}.query.weight", joint, make=lambda qkv: qkv.chunk(3)[0])
+    theirs.put(f"{layer}.key_value.weight", joint, make=lambda qkv: torch.cat(qkv.chunk(3)[1:]))
     theirs.put(f"{layer}.position.weight", f"{layer}.dec_attn.r_net.weight")
     theirs.put(f"{layer}.output.weight", f"{layer}.dec_attn.o_net.weight")
     for part in ("weight", "bias"):
@@ -342,14 +272,13 @@ def _xl_layer(theirs: _Tensors, layer: str, number: int, shared: bool) -> None:
         _xl_biases(theirs, f"{layer}.dec_attn.", number)
     for name in ("r_w_bias", "r_r_bias") if shared else ():  # transformers repeats them in every layer
         repeated = f"{layer}.dec_attn.{name}"
-        if repeated in theirs and torch.equal(theirs.peek(repeated), theirs.peek(name)):
+        if repeated in theirs and name in theirs and torch.equal(theirs.tensors[repeated], theirs.tensors[name]):
             theirs.mapped[repeated] = "biases.0"
 
 
-def _xl_biases(theirs: _Tensors, place: str, number: int) -> None:
+def _xl_biases(theirs: Tensors, place: str, number: int) -> None:
     names = [f"{place}r_w_bias", f"{place}r_r_bias"]
-    theirs.put(f"biases.{number}", *names)
-    theirs.filled[f"biases.{number}"] = torch.stack([theirs.peek(name) for name in names])
+    theirs.put(f"biases.{number}", *names, make=lambda *both: torch.stack(both))
 
 
 def read_symbols(path: Path, size: int) -> Vocabulary:
@@ -364,5 +293,9 @@ def read_symbols(path: Path, size: int) -> Vocabulary:
             f"{path} lists {len(symbols)} symbols, the model has {size}; give the list it was trained with"
         )
     if all(symbol == "<eos>" or symbol.isdecimal() for symbol in symbols):
-        return ByteVocabulary([10 if symbol == "<eos>" else int(symbol) for symbol in symbols])
+        values = [10 if symbol == "<eos>" else int(symbol) for symbol in symbols]
+        if max(values) > 255 or len(set(values)) < len(values):
+            raise ModelError(f"{path}: expected byte values, each once, from 0 to 255 (got {len(set(values))} up to "
+                             f"{max(values)})")  # fmt: skip
+        return ByteVocabulary(values)
     return WordVocabulary(symbols)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnlm.corpus.vocabulary import FILE, Vocabulary, load_vocabulary
 from gnnlm.errors import ModelError
-from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer
+from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer, Output
 from gnnlm.lm.head import Head
 from gnnlm.lm.tensors import load_tensors, save_tensors
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions
@@ -28,7 +28,7 @@ KEY = "gnnlm_architecture"
 
 def options_of(kind: str, values: dict[str, Any]) -> AdaptiveOptions | TransformerXLOptions:
     """The options of an architecture, from plain values."""
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if v is not None}
     return TransformerXLOptions(**values) if kind == TransformerXL.kind else AdaptiveOptions(**values)
 
 
@@ -39,7 +39,12 @@ def make_model(options: AdaptiveOptions | TransformerXLOptions) -> NativeModel:
 
 def is_native(path: Path) -> bool:
     file = path / "config.json"
-    return file.is_file() and KEY in json.loads(file.read_text(encoding="utf-8"))
+    if not file.is_file():
+        return False
+    try:
+        return KEY in json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read ({error}); expected the config.json of a model") from error
 
 
 class NativeLM:
@@ -88,15 +93,22 @@ class NativeLM:
 
     @torch.inference_mode()
     def encode_keys(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        with self._arithmetic():
-            out = self.model.encode(tokens_BT.to(self.head.device))
+        out = self._read(tokens_BT)
         return out.states.float(), out.ffn_input.float()
 
     @torch.inference_mode()
     def stream(self, tokens_BT: Tensor, past: Any = None) -> tuple[Tensor, Any]:
-        with self._arithmetic():
-            out = self.model(tokens_BT.to(self.head.device), past)
+        out = self._read(tokens_BT, past)
         return out.states.float(), out.past
+
+    def _read(self, tokens_BT: Tensor, past: Any = None) -> Output:
+        if tokens_BT.numel() and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < self.vocab_size:
+            raise ModelError(
+                f"expected token ids from 0 to {self.vocab_size - 1}, got {int(tokens_BT.min())} to "
+                f"{int(tokens_BT.max())}"
+            )
+        with self._arithmetic():
+            return self.model.stream(tokens_BT.to(self.head.device), *(() if past is None else (past,)))
 
     @torch.inference_mode()
     def log_probs(self, states: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ segment. Positions are relative: the score of a key at distance r is
     (q + u) . k  +  (q + v) . W_r R[r]
 
 with R[r] a sinusoid of the distance and u, v learned. A state thus depends on the memory of every layer below it:
-on `receptive_field` tokens, the paper's T x L.
+on `receptive_field` tokens, the paper's T x L and at most a segment more.
 
 Shapes: B batch, T tokens, M tokens in memory, S = M + T, D width, H heads, d head width.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,6 +38,7 @@ class TransformerXLOptions:
     head_width: int | None = None
     cutoffs: tuple[int, ...] = ()
     factor: float = 1.0
+    widths: tuple[int, ...] | None = None  # of the bands; where not given, the model's, divided by the factor
     segment: int = 512  # tokens read at once
     memory: int = 512  # tokens before them that each layer attends to
     same_length: bool = False  # every token attends to `memory` tokens, not to its segment's as well
@@ -67,8 +69,9 @@ class TransformerXL(nn.Module):
     def __init__(self, options: TransformerXLOptions) -> None:
         super().__init__()
         self.options = options
-        widths = band_widths(options.width, options.factor, len(options.bands))
-        self.inputs = AdaptiveInput(options.bands, widths, options.width, projected=options.factor != 1)
+        widths = options.widths or band_widths(options.width, options.factor, len(options.bands))
+        projected = options.factor != 1 or tuple(widths) != (options.width,)
+        self.inputs = AdaptiveInput(options.bands, widths, options.width, projected)
         self.head = self._tied_head()
         self.layers = nn.ModuleList(Layer(options) for _ in range(options.layers))
         self.biases = nn.ParameterList(  # u and v
@@ -93,9 +96,13 @@ class TransformerXL(nn.Module):
         segment, memory = self.options.segment, self.options.memory
         return self.options.layers * -(-memory // segment) * segment + segment
 
-    def forward(self, tokens_BT: Tensor, past: list[Tensor] | None = None) -> Output:
-        """One segment. `past` is the memory: each layer's inputs of the tokens before, [B, M, D]."""
+    def forward(self, tokens_BT: Tensor, past: list[Tensor] | None = None, keep: int | None = None) -> Output:
+        """One segment. `past` is the memory: each layer's inputs of the tokens before, [B, M, D].
+
+        `keep`, where given, is how many are remembered, in place of the memory's length.
+        """
         options = self.options
+        keep = options.memory if keep is None else keep
         batch, tokens = tokens_BT.shape
         x_BTD = self.inputs(tokens_BT) * math.sqrt(options.width)
         if past is None:
@@ -110,7 +117,7 @@ class TransformerXL(nn.Module):
         read, memory = x_BTD, []
         for number, layer in enumerate(self.layers):
             seen_BSD = torch.cat([past[number], x_BTD], dim=1)
-            memory.append(seen_BSD[:, seen_BSD.shape[1] - min(sources, options.memory) :].detach())
+            memory.append(seen_BSD[:, seen_BSD.shape[1] - min(sources, keep) :].detach())
             bias_u, bias_v = self.biases[0 if options.shared_biases else number]
             x_BTD, read = layer(x_BTD, seen_BSD, position_SD, visible_TS, bias_u, bias_v)
         return Output(self.dropout(x_BTD), read, memory)
@@ -124,14 +131,23 @@ class TransformerXL(nn.Module):
 
     def encode(self, tokens_BT: Tensor) -> Output:
         """A whole text from its first token, segment by segment."""
-        past: Any = None
+        return self.stream(tokens_BT)
+
+    def stream(self, tokens_BT: Tensor, past: tuple[list[Tensor] | None, int] = (None, 0)) -> Output:
+        """Tokens that follow those of `past`, in the segments that the whole text is cut into.
+
+        `past` holds the memory with what was read of the segment that is not whole yet, and how much that is.
+        """
+        length, (seen, done) = self.options.segment, past
+        parts = tokens_BT.split([len(part) for part in segments(tokens_BT.shape[1], length, done)], dim=1)
         states, read = [], []
-        for segment in tokens_BT.split(self.options.segment, dim=1):
-            out: Output = self(segment, past)
+        for part in parts:
+            done = (done + part.shape[1]) % length
+            out: Output = self(part, seen, self.options.memory + done)
             states.append(out.states)
             read.append(out.ffn_input)
-            past = out.past
-        return Output(torch.cat(states, dim=1), torch.cat(read, dim=1), past)
+            seen = out.past
+        return Output(torch.cat(states, dim=1), torch.cat(read, dim=1), (seen, done))
 
 
 class Layer(nn.Module):
@@ -180,6 +196,16 @@ class Layer(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.heads, -1)
+
+
+def segments(tokens: int, length: int, done: int) -> list[range]:
+    """Tokens cut into segments, the first of which has been read in part.
+
+    >>> segments(6, 4, 3)
+    [range(0, 1), range(1, 5), range(5, 6)]
+    """
+    cuts = [0, *range(length - done, tokens, length), tokens]
+    return [range(begin, end) for begin, end in itertools.pairwise(cuts)]
 
 
 def shift(by_distance: Tensor) -> Tensor:

@@ -1,0 +1,146 @@
+"""Checkpoints of other programs: read without running anything in them, and taken apart tensor by tensor."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import pickle
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gnnlm.corpus.vocabulary import Vocabulary
+from gnnlm.errors import ModelError
+from gnnlm.lm.native import NativeLM, NativeModel
+
+WITHOUT_WEIGHT = ("*.version", "*_float_tensor", "*pos_emb.inv_freq", "*.training_step")
+FAIRSEQ_METERS = ("AverageMeter", "TimeMeter", "StopwatchMeter")
+
+
+@dataclass
+class Conversion:
+    """A converted model and what became of each tensor of the file."""
+
+    lm: NativeLM
+    mapped: dict[str, str]
+    unused: list[str]
+    without_weight: list[str]
+
+
+@dataclass
+class Tensors:
+    """The tensors of a file, taken one by one."""
+
+    tensors: dict[str, Tensor]
+    mapped: dict[str, str] = field(default_factory=dict)
+    filled: dict[str, Tensor] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def peek(self, name: str, dimensions: int = 2) -> Tensor:
+        """A tensor whose shape tells what the model is."""
+        if name not in self.tensors:
+            raise ModelError(f"the checkpoint has no tensor {name}: it is not of the layout that was asked for")
+        if self.tensors[name].ndim != dimensions:
+            shape = tuple(self.tensors[name].shape)
+            raise ModelError(f"{name} has shape {shape}; expected {dimensions} dimensions: another layout")
+        return self.tensors[name]
+
+    def put(self, ours: str, *names: str, make: Callable[..., Tensor] | None = None) -> None:
+        """Our tensor is these of theirs, one below the other, or what `make` makes of them."""
+        lost = [name for name in names if name not in self.tensors]
+        self.missing += lost
+        if lost:
+            return
+        parts = [self.tensors[name] for name in names]
+        try:
+            self.filled[ours] = make(*parts) if make else parts[0] if len(parts) == 1 else torch.cat(parts)
+        except (RuntimeError, IndexError) as error:
+            shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in zip(names, parts, strict=True))
+            raise ModelError(f"the checkpoint's tensors do not fit together: {shapes}") from error
+        for name in names:
+            self.mapped[name] = f"{self.mapped[name]}, {ours}" if name in self.mapped else ours
+
+    def same(self, name: str, ours: str) -> None:
+        """A tensor of theirs that repeats one of ours, if it is there; refused where it does not."""
+        if name not in self or ours not in self.filled:
+            return
+        if not torch.equal(self.tensors[name], self.filled[ours]):
+            raise ModelError(f"{name} should be tied to the tensor that {ours} was taken from, and differs from it")
+        self.mapped[name] = ours
+
+    def count(self, prefix: str) -> int:
+        """One more than the highest number that follows the prefix in any name."""
+        numbered = re.compile(re.escape(prefix) + r"(\d+)\.")
+        found = [int(match.group(1)) for match in map(numbered.match, self.tensors) if match]
+        return max(found, default=-1) + 1
+
+    def finish(self, model: NativeModel, vocabulary: Vocabulary | None, start: int | None) -> Conversion:
+        """Fill the model; what it needs and nothing was put for is refused."""
+        if self.missing:
+            raise ModelError(f"the checkpoint lacks {len(self.missing)} tensors: {', '.join(self.missing)}")
+        state = model.state_dict()
+        there = {state[name].data_ptr() for name in self.filled if name in state}  # tied tensors are one
+        missing = [name for name, tensor in state.items() if tensor.numel() and tensor.data_ptr() not in there]
+        wrong = [
+            f"{name} {tuple(tensor.shape)}, expected {tuple(state[name].shape) if name in state else 'none'}"
+            for name, tensor in self.filled.items()
+            if name not in state or tensor.shape != state[name].shape
+        ]
+        if missing or wrong:
+            raise ModelError(f"the checkpoint does not make a whole model: {'; '.join([*missing, *wrong])}")
+        model.load_state_dict(self.filled, strict=False)
+        left = [name for name in self.tensors if name not in self.mapped]
+        weightless = [name for name in left if any(fnmatch.fnmatch(name, pattern) for pattern in WITHOUT_WEIGHT)]
+        unused = [name for name in left if name not in weightless]
+        return Conversion(NativeLM(model, vocabulary, start), self.mapped, unused, weightless)
+
+
+class _Ignored:
+    """Stands for a class of fairseq's that training statistics are kept in: loaded, never looked at."""
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A .pt or .safetensors file as plain values; nothing in it is run."""
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "does not exist"
+        raise ModelError(f"{path} {what}; expected a checkpoint, .pt or .safetensors")
+    with path.open("rb") as file:
+        first = file.read(2)
+    if path.suffix != ".safetensors" and first != b"PK" and first[:1] != b"\x80":  # a zip archive, or an older pickle
+        raise ModelError(f"{path} is not a checkpoint; expected what torch.save writes, or .safetensors")
+    known: list[Any] = [argparse.Namespace, *((_Ignored, f"fairseq.meters.{name}") for name in FAIRSEQ_METERS)]
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(path))
+        with torch.serialization.safe_globals(known):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), "a class of its own")
+        raise ModelError(
+            f"{path} holds more than tensors and plain values ({' '.join(reason.split())[:120]}), which is not loaded; "
+            "save its state_dict() (and fairseq's args as an argparse.Namespace) and convert that"
+        ) from error
+    except Exception as error:  # torch and safetensors raise many kinds for a damaged file, none of them ours
+        words = " ".join(str(error).split())[:160]
+        raise ModelError(f"{path} cannot be read as a checkpoint; is it whole? ({words})") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: expected a dictionary of tensors, got {type(found).__name__}")
+    return found
+
+
+def state_dict(checkpoint: dict[str, Any]) -> Tensors:
+    """The tensors of a checkpoint by name, in full precision."""
+    inner = next((checkpoint[key] for key in ("model", "state_dict") if isinstance(checkpoint.get(key), dict)), None)
+    tensors = {str(k): v for k, v in (inner or checkpoint).items() if isinstance(v, Tensor)}
+    return Tensors(
+        {name.removeprefix("module."): t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+    )
