@@ -95,7 +95,7 @@ def split_tokens(run: Run) -> dict[str, int]:
     limits = {split: getattr(corpus, f"max_{split}_tokens") for split in SPLITS}
     if corpus.source is not None and corpus.is_benchmark and corpus.train is None:
         benchmark = BENCHMARKS[corpus.source]
-        pairs = zip(SPLITS, benchmark.tokens or benchmark.about, strict=True)
+        pairs = zip(SPLITS, benchmark.tokens, strict=True)
         return {split: min(tokens, limits[split] or tokens) for split, tokens in pairs}
     if any(limit is None for limit in limits.values()):
         raise ConfigError(

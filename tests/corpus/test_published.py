@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CorpusConfig, parse_config
-from gnnlm.corpus import benchmarks
+from gnnlm.corpus import benchmarks, hub
 from gnnlm.corpus.benchmarks import BENCHMARKS, Benchmark, read_benchmark
 from gnnlm.corpus.build import build_corpus, text_fingerprint
 from gnnlm.corpus.stream import END, Stream
@@ -101,10 +101,13 @@ def test_one_billion_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         folder.mkdir()
     for number in range(1, 100):
         (train / f"news.en-{number:05d}-of-00100").write_text("a b a\nc b a\n")
+    (heldout / "news.en-00000-of-00100").write_text("a z\nb c a\nb\n")  # the whole held-out set, not a shard of train
     (heldout / "news.en.heldout-00000-of-00050").write_text("a z\n")
     (heldout / "news.en.heldout-00001-of-00050").write_text("b c a\nb\n")
     monkeypatch.setitem(
-        BENCHMARKS, "one-billion-word", Benchmark("one-billion-word", "words", 3, lines=(198, None, None), vocabulary=5)
+        BENCHMARKS,
+        "one-billion-word",
+        Benchmark("one-billion-word", "words", (792, 6, 3), 5, min_count=3, sentences=(198, 2, 1)),
     )
     made = build(tmp_path, source="one-billion-word", data_dir=str(tmp_path), tokens="words", min_count=3)
     stream = Stream(made, "test")
@@ -112,14 +115,32 @@ def test_one_billion_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     vocabulary = load_vocabulary(made.path)
     assert vocabulary is not None
     assert [vocabulary.piece(t) for t in np.asarray(stream.tokens)[:-1]] == ["a", "<unk>", "<eos>"]
-    monkeypatch.setitem(
-        BENCHMARKS, "one-billion-word", Benchmark("one-billion-word", "words", 3, lines=(30_301_028, None, None))
-    )
-    with pytest.raises(CorpusError, match="30,301,028 lines"):
+    monkeypatch.undo()
+    with pytest.raises(CorpusError, match="798,949,912 tokens"):
         read_benchmark("one-billion-word", tmp_path)
     (heldout / "news.en.heldout-00000-of-00050").unlink()
     with pytest.raises(CorpusError, match="is not One Billion Word"):
         read_benchmark("one-billion-word", tmp_path)
+
+
+def test_one_billion_word_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its test split holds all held-out shards; the first is our test, the second our valid."""
+    datasets = pytest.importorskip("datasets")
+    rows = {"train": ["a b", "c"], "test": ["t one", "v one", "v two", "more"]}
+
+    def load(name: str, configuration: str, split: str, converted: bool) -> Any:
+        assert (name, configuration, converted) == ("billion-word-benchmark/lm1b", "plain_text", True)
+        return datasets.Dataset.from_dict({"text": rows[split]})
+
+    monkeypatch.setattr(hub, "load_split", load)
+    published = Benchmark("one-billion-word", "words", (5, 6, 3), 5, min_count=3, sentences=(2, 2, 1))
+    monkeypatch.setitem(BENCHMARKS, "one-billion-word", published)
+    made = read_benchmark("one-billion-word", None)
+    assert {split: [d.text for d in documents] for split, documents in made.items()} == {
+        "train": ["a b", "c"],
+        "valid": ["v one", "v two"],
+        "test": ["t one"],
+    }
 
 
 PAGES = b"<mediawiki>\n" + b"".join(
@@ -136,7 +157,7 @@ def enwik8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(benchmarks, "ENWIK8_MD5", hashlib.md5(PAGES).hexdigest())
     cut = PAGES.index(b"\xc3", 300) + 1  # in the middle of a character
     monkeypatch.setattr(benchmarks, "ENWIK8_ENDS", {"train": cut, "valid": cut + 50, "test": len(PAGES)})
-    monkeypatch.setitem(BENCHMARKS, "enwik8", Benchmark("enwik8", "bytes", vocabulary=len(set(PAGES))))
+    monkeypatch.setitem(BENCHMARKS, "enwik8", Benchmark("enwik8", "bytes", (0, 0, 0), len(set(PAGES))))
     return tmp_path
 
 
@@ -199,6 +220,21 @@ def test_lines_as_documents(tmp_path: Path) -> None:
     names = [d["name"] for d in Stream(made, "train").documents]
     assert all(name.startswith("shard.txt:") for name in names)
     assert made.facts["test"]["overlap"]["repeats_were"] == "kept"
+
+
+def test_split_files_in_a_folder_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of words: the newline at a file's end ends its last line and begins no other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "mine" / f"{split}.txt").write_text(f"{split} b c\nd e f\n")
+    files = {split: f"{split}.txt" for split in ("train", "valid", "test")}
+    made = build(tmp_path, source=None, data_dir="mine", tokens="words", overlap="skip", **files)
+    assert made.facts["train"]["tokens"] == 8
+    config = CorpusConfig(source=None, data_dir="mine", tokens="words", **files)
+    assert text_fingerprint(config, tmp_path / "run")
+    with pytest.raises(CorpusError, match="nowhere is no folder"):
+        build(tmp_path, source=None, data_dir="nowhere", tokens="words", **files)
 
 
 def test_the_folder_may_move(tmp_path: Path) -> None:
@@ -276,3 +312,14 @@ class Characters:
 def build_with_lm(folder: Path, **config: Any) -> Artifact:
     with Draft(folder / "corpus", "corpus", {}) as draft:
         return build_corpus(draft, CorpusConfig(**config), seed=0, lm=lambda: (Characters(), 100))
+
+
+def test_datasets_that_will_not_do(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": ["a", "b", "c"]}).save_to_disk(tmp_path / "one")
+    with pytest.raises(CorpusError, match="has no splits"):
+        build_with_lm(tmp_path, dataset=str(tmp_path / "one"), source=None)
+    numbers = datasets.Dataset.from_dict({"text": [1, 2, 3]})
+    datasets.DatasetDict(train=numbers, validation=numbers, test=numbers).save_to_disk(tmp_path / "numbers")
+    with pytest.raises(CorpusError, match="is no text"):
+        build_with_lm(tmp_path, dataset="numbers", data_dir=str(tmp_path), source=None)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import faiss
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnlm.artifact import Draft
 from gnnlm.config import IndexConfig
 from gnnlm.errors import ConfigError
-from gnnlm.retrieval.index import Index, as_keys, empty_index, train_index
+from gnnlm.pipeline import Run
+from gnnlm.retrieval import index as index_module
+from gnnlm.retrieval.index import Index, as_keys, build_index, empty_index, open_index, train_index, training_rows
 from gnnlm.retrieval.search import LeakageRule, search_outside
 
 
@@ -128,3 +133,22 @@ def test_product_quantized_index() -> None:
     assert (ids == np.arange(50)[:, None]).any(1).mean() > 0.9
     with pytest.raises(ConfigError, match=r"index\.bytes must divide the width 16"):
         empty_index(IndexConfig(kind="ivfpq", bytes=7), 16, 600)
+
+
+@pytest.mark.parametrize("kind", ["ivf", "IVF40,Flat"])
+def test_more_clusters_than_rows_are_usually_sampled(
+    kind: str, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as One Billion Word has; so many that they are found through a graph."""
+    assert training_rows(2**20, 768_000_000) == 8 * 2**20
+    assert training_rows(4096, 100_000_000) == 262_144
+    monkeypatch.setattr(index_module, "TRAIN_ROWS", 8)
+    monkeypatch.setattr(index_module, "MANY_CLUSTERS", 16)
+    config = IndexConfig(kind=kind, clusters=40)
+    store, stream = tiny_run.artifact("encode"), tiny_run.streams["train"]
+    made = build_index(Draft(tmp_path / "index", "index", {}), store, stream, config, seed=0)
+    queries = np.asarray(store.array("valid.states.npy")[:50])
+    found = open_index(made, probes=40).search(queries, 5)[0]
+    want = make_index(np.asarray(store.array("train.states.npy")), IndexConfig())
+    exact = want.search(queries, 20)[0]
+    assert np.mean([np.isin(a, b).mean() for a, b in zip(found, exact, strict=True)]) > 0.9

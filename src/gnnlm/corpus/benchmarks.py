@@ -39,11 +39,10 @@ class Benchmark:
 
     name: str
     unit: str  # words or bytes
+    tokens: tuple[int, int, int]
+    vocabulary: int
     min_count: int = 1  # a rarer word is <unk>
-    tokens: tuple[int, int, int] | None = None
-    lines: tuple[int | None, int | None, int | None] = (None, None, None)
-    vocabulary: int = 0
-    about: tuple[int, int, int] = (0, 0, 0)  # tokens, where the exact count was not published
+    sentences: tuple[int, int, int] | None = None  # where every line is a document
 
 
 BENCHMARKS = {
@@ -54,19 +53,19 @@ BENCHMARKS = {
         Benchmark(
             "one-billion-word",
             "words",
-            min_count=3,
-            lines=(30_301_028, None, None),
+            tokens=(798_949_912, 165_560, 159_658),
             vocabulary=793_471,
-            about=(799_000_000, 160_000, 160_000),
+            min_count=3,
+            sentences=(30_301_028, 6_206, 6_075),
         ),
         Benchmark("enwik8", "bytes", tokens=(90_000_000, 5_000_000, 5_000_000), vocabulary=205),
     )
 }
-HUB = {  # where the hub keeps them: repository and configuration
-    "wikitext-103": ("Salesforce/wikitext", "wikitext-103-v1"),
-    "wikitext-2": ("Salesforce/wikitext", "wikitext-2-v1"),
-    "one-billion-word": ("billion-word-benchmark/lm1b", "plain_text"),
-    "enwik8": ("LTCB/enwik8", "enwik8-raw"),
+HUB = {  # where the hub keeps them: repository, configuration, and whether only a converted copy can be read
+    "wikitext-103": ("Salesforce/wikitext", "wikitext-103-v1", False),
+    "wikitext-2": ("Salesforce/wikitext", "wikitext-2-v1", False),
+    "one-billion-word": ("billion-word-benchmark/lm1b", "plain_text", True),
+    "enwik8": ("LTCB/enwik8", "enwik8-raw", True),
 }
 
 
@@ -128,16 +127,14 @@ def _count(lines: Lines, split_up: Callable[[Iterator[str]], Iterator[Document]]
 
 
 def _compare(benchmark: Benchmark, split: str, number: int, counted: _Counted) -> None:
-    published = {
-        "tokens": None if benchmark.tokens is None else benchmark.tokens[number],
-        "lines": benchmark.lines[number],
-    }
-    for what, expected in published.items():
-        got = getattr(counted, what)
-        if expected is not None and got != expected:
+    published = {"tokens, <eos> included": (benchmark.tokens[number], counted.tokens)}
+    if benchmark.sentences is not None:
+        published["lines"] = benchmark.sentences[number], counted.lines
+    for what, (expected, got) in published.items():
+        if got != expected:
             raise CorpusError(
-                f"this is not {benchmark.name}: its {split} split has {expected:,} {what}, <eos> included, here are "
-                f"{got:,}; get the official files, or name these as corpus.train, corpus.valid and corpus.test"
+                f"this is not {benchmark.name}: its {split} split has {expected:,} {what}, here are {got:,}; get the "
+                "official files, or name these as corpus.train, corpus.valid and corpus.test"
             )
 
 
@@ -196,14 +193,17 @@ def _wikitext(name: str, folder: Path) -> dict[str, list[Path]]:
 
 
 def _one_billion_word(folder: Path) -> dict[str, list[Path]]:
-    """100 shards to train on; of the held-out shards the first is the published test set, the second our valid."""
-    train = sorted(folder.rglob("news.en-*-of-00100"))
+    """99 shards to train on; of the held-out shards the first is the published test set, the second our valid.
+
+    What would be shard 0 is the whole held-out set: the release has a file of that name, which is never read.
+    """
+    train = sorted(path for path in folder.rglob("news.en-*-of-00100") if path.name != "news.en-00000-of-00100")
     heldout = {path.name: path for path in folder.rglob("news.en.heldout-*-of-00050")}
     names = {"valid": "news.en.heldout-00001-of-00050", "test": "news.en.heldout-00000-of-00050"}
     missing = [name for name in names.values() if name not in heldout]
-    if missing or len(train) not in (99, 100):  # the release has 99: what would be shard 0 is the held-out set
+    if missing or [path.name for path in train] != [f"news.en-{n:05}-of-00100" for n in range(1, 100)]:
         raise CorpusError(
-            f"{folder} is not One Billion Word: expected its shards news.en-*-of-00100 (got {len(train)}) and "
+            f"{folder} is not One Billion Word: expected its 99 shards news.en-*-of-00100 (got {len(train)}) and "
             f"{' and '.join(names.values())} ({len(missing)} missing); unpack the official archive there and give that "
             "folder with --data-dir"
         )
@@ -213,8 +213,12 @@ def _one_billion_word(folder: Path) -> dict[str, list[Path]]:
 def _hub_lines(name: str, split: str) -> Lines:
     from gnnlm.corpus.hub import hub_lines
 
-    repository, configuration = HUB[name]
-    return hub_lines(name, repository, configuration, {"valid": "validation"}.get(split, split))
+    sentences = BENCHMARKS[name].sentences
+    if sentences is None:
+        return hub_lines(name, *HUB[name], {"valid": "validation"}.get(split, split))
+    test, valid = sentences[2], sentences[1]  # the hub's test split holds all held-out shards, one after the other
+    rows = {"train": None, "test": range(test), "valid": range(test, test + valid)}
+    return hub_lines(name, *HUB[name], "train" if split == "train" else "test", rows[split])
 
 
 # -- bytes ----------------------------------------------------------------------------------------------------------
@@ -255,7 +259,10 @@ def _unpacked(path: Path) -> bytes:
             return gzip.decompress(path.read_bytes())
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
-                return archive.read(archive.namelist()[0])
+                names = archive.namelist()
+                if len(names) != 1:
+                    raise CorpusError(f"{path} holds {len(names)} files; expected one, the text")
+                return archive.read(names[0])
     except (OSError, EOFError, IndexError, zlib.error, zipfile.BadZipFile) as error:
         raise CorpusError(f"{path} cannot be unpacked ({error}); download it again") from error
     return path.read_bytes()

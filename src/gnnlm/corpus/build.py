@@ -43,34 +43,67 @@ def split_documents(documents: list[Document], config: CorpusConfig, seed: int) 
 
 def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, Documents]:
     """The documents of every split, wherever they come from."""
-    folder = None if config.data_dir is None else Path(config.data_dir).expanduser()
+    splits = _read_splits(config, seed, leave_out)
+    if config.tokens != "words" or config.is_benchmark:
+        return splits
+    return {split: _without_last_newline(documents) for split, documents in splits.items()}
+
+
+def _without_last_newline(documents: Documents) -> Documents:
+    """Of words, a newline at a text's end ends its last line; it does not begin another."""
+
+    def opened() -> Iterator[Document]:
+        return (Document(document.name, document.text.removesuffix("\n")) for document in documents)
+
+    return Documents(len(documents), opened)
+
+
+def _read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, Documents]:
+    folder = _folder_of(config)
     if config.dataset is not None:
-        return read_dataset(config.dataset, config.dataset_config, config.text_column, _dataset_splits(config))
+        name = _dataset_name(config)
+        return read_dataset(name, config.dataset_config, config.text_column, _dataset_splits(config))
     if config.source is not None and config.is_benchmark:
         return read_benchmark(config.source, folder, _split_files(config))
 
-    def read(source: str) -> list[Document]:
+    def read(place: str) -> list[Document]:
         by_line = config.documents == "lines"
-        return read_documents(_place_of(source, folder), config.encoding, config.skip_unreadable, leave_out, by_line)
+        return read_documents(place, config.encoding, config.skip_unreadable, leave_out, by_line)
 
     files = _split_files(config)
     if files is not None:
         return {split: Documents.listed(read(str(path))) for split, path in files.items()}
     assert config.source is not None
-    dealt = split_documents(read(config.source), config, seed)
+    dealt = split_documents(read(_place_of(config.source, folder)), config, seed)
     return {split: Documents.listed(documents) for split, documents in dealt.items()}
 
 
 def text_fingerprint(config: CorpusConfig, leave_out: Path) -> list[str]:
     """Changes whenever the text that a config names does."""
-    folder = None if config.data_dir is None else Path(config.data_dir).expanduser()
     if config.dataset is not None:
-        return [dataset_fingerprint(config.dataset, config.dataset_config, _dataset_splits(config))]
+        return [dataset_fingerprint(_dataset_name(config), config.dataset_config, _dataset_splits(config))]
     files = _split_files(config)
     if config.source is not None and config.is_benchmark:
         return [benchmark_fingerprint(config.source, files)]
-    sources = [config.source] if files is None else [str(path) for path in files.values()]
-    return [source_fingerprint(_place_of(source, folder), leave_out) for source in sources if source]
+    if files is not None:
+        return [source_fingerprint(str(path), leave_out) for path in files.values()]
+    return [source_fingerprint(_place_of(config.source or "", _folder_of(config)), leave_out)]
+
+
+def _folder_of(config: CorpusConfig) -> Path | None:
+    """Where the files lie that a config names; refused where there is no such folder."""
+    if config.data_dir is None:
+        return None
+    folder = Path(config.data_dir).expanduser()
+    if not folder.is_dir():
+        raise CorpusError(f"{folder} is no folder; give the one that holds the corpus with --data-dir")
+    return folder
+
+
+def _dataset_name(config: CorpusConfig) -> str:
+    """A local dataset in the data folder, if it is there; else the name as it stands."""
+    folder, name = _folder_of(config), config.dataset or ""
+    return str(folder / name) if folder is not None and (folder / name).exists() else name
 
 
 def _place_of(source: str, folder: Path | None) -> str:
@@ -79,9 +112,9 @@ def _place_of(source: str, folder: Path | None) -> str:
 
 def _split_files(config: CorpusConfig) -> dict[str, Path] | None:
     """The files of the splits, where a config names them."""
-    folder = Path(config.data_dir or "").expanduser()
     if config.train is None or config.valid is None or config.test is None:
         return None
+    folder = _folder_of(config) or Path()
     return {"train": folder / config.train, "valid": folder / config.valid, "test": folder / config.test}
 
 
@@ -217,6 +250,8 @@ def _place(
         for text in placed:
             seen.add(text)
     if not writer.documents:
+        if not overlap.repeated_paragraphs:
+            raise CorpusError(f"the {split} split has no text; give it some")
         raise CorpusError(
             f"the {split} split has no text left after {overlap.repeated_paragraphs} paragraphs that also "
             "stand in an earlier split were dropped; give it other text, or raise corpus.overlap_limit"

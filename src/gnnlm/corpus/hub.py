@@ -11,7 +11,10 @@ from gnnlm.corpus.sources import Document, Documents
 from gnnlm.errors import CorpusError
 
 
-def load_split(name: str, configuration: str | None, split: str) -> Any:
+CONVERTED = "refs/convert/parquet"  # where the hub keeps its own copies of datasets that are made by a script
+
+
+def load_split(name: str, configuration: str | None, split: str, converted: bool = False) -> Any:
     """One split of a dataset: a directory that `save_to_disk` made, a folder of data files, or a name on the hub."""
     try:
         import datasets
@@ -21,8 +24,14 @@ def load_split(name: str, configuration: str | None, split: str) -> Any:
     try:
         if path.is_dir() and ((path / "dataset_dict.json").is_file() or (path / "state.json").is_file()):
             loaded = datasets.load_from_disk(str(path))
-            return loaded[split] if isinstance(loaded, dict) else loaded
+            if not isinstance(loaded, dict):
+                raise CorpusError(f"{name} has no splits; save a DatasetDict with {split!r} and the others in it")
+            return loaded[split]
+        if converted:
+            return datasets.load_dataset(name, data_dir=configuration, split=split, revision=CONVERTED)
         return datasets.load_dataset(str(path) if path.exists() else name, configuration, split=split)
+    except CorpusError:
+        raise
     except KeyError:
         raise CorpusError(f"{name} has no split {split!r}; it has {', '.join(loaded)}") from None
     except Exception as error:  # datasets raises many kinds, none of them ours
@@ -42,6 +51,8 @@ def read_dataset(name: str, configuration: str | None, column: str, splits: dict
                 f"dataset {name} has no column {column!r}; set corpus.text_column to one of "
                 f"{', '.join(rows.column_names)}"
             )
+        if getattr(rows.features[column], "dtype", None) not in ("string", "large_string"):
+            raise CorpusError(f"column {column!r} of dataset {name} is no text (it is {rows.features[column]})")
         made[ours] = Documents(len(rows), _documents(rows, column, theirs))
     return made
 
@@ -62,15 +73,20 @@ def dataset_fingerprint(name: str, configuration: str | None, splits: dict[str, 
     return " ".join(parts)
 
 
-def hub_lines(benchmark: str, repository: str, configuration: str, split: str) -> Callable[[], Iterator[str]]:
-    """The lines of a benchmark's split, from the hub."""
+def hub_lines(
+    benchmark: str, repository: str, configuration: str, converted: bool, split: str, only: range | None = None
+) -> Callable[[], Iterator[str]]:
+    """The lines of a benchmark's split, or some of them, from the hub."""
     try:
-        rows = load_split(repository, configuration, split)
+        rows = load_split(repository, configuration, split, converted)
     except CorpusError as error:
         raise CorpusError(
             f"{benchmark} is not here and not to be had from the hub ({error}); give the folder of its official files "
             "with --data-dir"
         ) from error
+
+    if only is not None:
+        rows = rows.select(range(min(only.start, len(rows)), min(only.stop, len(rows))))
 
     def lines() -> Iterator[str]:
         for row in rows:

@@ -22,7 +22,7 @@ from gnnlm.progress import Track
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
-TRAIN_ROWS = 262_144  # most rows a quantizer is trained on
+TRAIN_ROWS, ROWS_PER_CLUSTER = 262_144, 8  # a quantizer is trained on so many rows, or so many for each cluster
 BATCH = 65_536
 MANY_CLUSTERS = 65_536  # beyond this the clusters themselves are searched through a graph
 
@@ -74,6 +74,11 @@ def clusters_of(config: IndexConfig, rows: int) -> int:
     return min(config.clusters or int(4 * math.sqrt(rows)), rows)
 
 
+def training_rows(clusters: int, rows: int) -> int:
+    """How many of its rows an index of so many clusters is trained on."""
+    return min(rows, max(TRAIN_ROWS, ROWS_PER_CLUSTER * clusters))
+
+
 def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
     """An untrained index of the configured kind, for about so many rows."""
     if config.kind == "exact":
@@ -119,7 +124,8 @@ def build_index(draft: Draft, store: Artifact, stream: Stream, config: IndexConf
     """Index the train split of a store."""
     keys = keys_of(store, "train")
     positions = np.flatnonzero(np.asarray(stream.tokens) != END).astype(np.int64)
-    wanted = 1 if config.kind == "exact" else TRAIN_ROWS
+    ivf = faiss.try_extract_index_ivf(empty_index(config, keys.shape[1], len(positions)))
+    wanted = 1 if config.kind == "exact" else training_rows(0 if ivf is None else ivf.nlist, len(positions))
     sample = np.random.default_rng(seed).permutation(len(positions))[:wanted]
     with Track("index", len(positions), "rows") as track:
         index = train_index(as_keys(keys[np.sort(positions[sample])], config.metric), config, len(positions), seed)
@@ -138,5 +144,8 @@ def open_index(artifact: Artifact, probes: int) -> Index:
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
         ivf.nprobe = min(probes, ivf.nlist)
+        quantizer = faiss.downcast_index(ivf.quantizer)
+        if isinstance(quantizer, faiss.IndexHNSW):  # clusters are found through a graph: look at more than are wanted
+            quantizer.hnsw.efSearch = max(quantizer.hnsw.efSearch, 2 * ivf.nprobe)
     positions: Ids = np.asarray(artifact.array("positions.npy"))
     return Index(index, positions, artifact.facts["metric"])
