@@ -170,14 +170,16 @@ def demo(
 @app.command()
 def plan(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show the disk, memory and time that a config will need, before anything starts."""
-    from gnnlm.plan import describe, matrix_speed, split_tokens, table_of
+    from gnnlm.plan import Speed, amounts, describe, table_of
     from gnnlm.plan import plan as make_plan
 
     made = open_config(config, set_, data_dir)
-    tokens, about = split_tokens(made), describe(made)
-    needs = make_plan(made.config, about, tokens, matrix_speed(made.config.lm.device))
+    text, about = amounts(made), describe(made)
+    needs = make_plan(made.config, about, text, Speed.measured(made.config.lm.device))
     whole = table_of(needs)
-    title = f"{made.root}: {tokens['train']:,} store tokens, width {about.width:,}, {about.parameters:,} parameters"
+    title = (
+        f"{made.root}: {text['train'].tokens:,} store tokens, width {about.width:,}, {about.parameters:,} parameters"
+    )
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "disk", "memory", "time here, roughly"):
         table.add_column(column, justify="left" if column == "stage" else "right")

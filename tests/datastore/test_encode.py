@@ -89,7 +89,7 @@ def test_a_continuous_text_is_read_across_documents(lengths: list[int], window: 
 class Counting:
     """A model whose state tells how many tokens it has read and which one last."""
 
-    width, vocab_size, start_token, start_always, receptive_field = 2, 11, 0, False, None
+    width, vocab_size, start_token, start_always, receptive_field, segment = 2, 11, 0, False, None, None
 
     def encode(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         count = torch.arange(1, tokens_BT.shape[1] + 1).expand_as(tokens_BT)

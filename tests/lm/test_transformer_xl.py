@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnlm.config import LMConfig
-from gnnlm.datastore.encode import encode_tokens
+from gnnlm.datastore.encode import _check_memory, encode_tokens
 from gnnlm.lm.native import NativeLM, load_native
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions, distance_sinusoids
 
@@ -143,6 +143,17 @@ def test_a_stream_cut_anywhere_is_the_whole_text(changes: dict[str, object], cut
         states, past = lm.stream(part, past)
         parts.append(states)
     torch.testing.assert_close(torch.cat(parts, 1), lm.encode(tokens))
+
+
+def test_windows_that_cut_the_memory_short_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    lm = NativeLM(make_model())
+    field = lm.receptive_field
+    assert field == 16
+    for window, context, told in ((32, 16, False), (32, 12, True), (30, 16, True), (34, 18, True)):
+        _check_memory(lm, LMConfig(continuous=True, window=window, context=context))
+        assert ("cut this model's memory short" in capsys.readouterr().err) == told
+    _check_memory(lm, LMConfig(window=30, context=2))  # every document by itself
+    assert not capsys.readouterr().err
 
 
 def test_tied_projections_are_one_parameter(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from gnnlm.config import parse_config
 from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.evaluate.ngram import score_ngram
 from gnnlm.pipeline import Run
+from gnnlm.train import fit as fit_module
 from gnnlm.train.data import IGNORED, Lanes, Pieces, TextBlocks
+from gnnlm.train.lm import LMTask
 from tests.cli import gnnlm_killed
 from tests.conftest import TINY, merge
 
@@ -206,9 +209,17 @@ def test_fine_tuning_as_a_stage(kind: str, tiny_lm_dir: Path, text_dir: Path, ti
         assert facts["trained"] < facts["parameters"] / 3
 
 
-def test_first_readings_are_the_states_before_learning(tiny_lm_dir: Path, text_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_first_readings_are_the_states_before_learning(
+    dropout: float, tiny_lm_dir: Path, text_dir: Path, tmp_path: Path
+) -> None:
     """With a rate of nothing the model never learns, so what it kept is what it thinks of each piece by itself."""
-    values = merge(TINY, {"corpus": {"source": str(text_dir)}, "lm": {"model": str(tiny_lm_dir), "device": "cpu"}})
+    model = tmp_path / "model"
+    shutil.copytree(tiny_lm_dir, model)
+    settings = json.loads((model / "config.json").read_text())
+    assert "attention_dropout" in settings
+    (model / "config.json").write_text(json.dumps({**settings, "attention_dropout": dropout}))
+    values = merge(TINY, {"corpus": {"source": str(text_dir)}, "lm": {"model": str(model), "device": "cpu"}})
     tuning = {**FINETUNE, "unread": "first-reading", "settle": 0.25, "epochs": 1.5, "lr": 1e-12}
     run = Run(parse_config(merge(values, {"run": str(tmp_path / "run"), "lm": {"finetune": tuning}})))
     run.build("corpus")
@@ -252,6 +263,33 @@ def test_first_readings_survive_a_kill(tiny_lm_dir: Path, text_dir: Path, tmp_pa
     gnnlm_killed("lm", "finetune", config, journal=tmp_path / "cut" / ".lm.partial" / "journal.json", step=2)
     cut = Run(parse_config(merge(values, {"run": str(tmp_path / "cut")}))).build("lm")
     assert tree(cut.path) == tree(made.path)
+
+
+@pytest.mark.parametrize("case", ["adaptive", "transformer-xl"])
+def test_checkpoints_between_validations(
+    case: str, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where validations are far apart, time makes checkpoints, and what goes on from one ends the same."""
+    whole = Run(scratch_config(lines, tmp_path / "whole", case))
+    whole.build("corpus")
+    made = whole.build("lm")
+    monkeypatch.setattr(fit_module, "CHECKPOINT_SECONDS", -1.0)
+    loss = LMTask.loss
+
+    def cut_off(self: LMTask, model: Any, step: int, part: int) -> Any:
+        if step == 27:
+            raise KeyboardInterrupt
+        return loss(self, model, step, part)
+
+    cut = Run(scratch_config(lines, tmp_path / "cut", case))
+    cut.build("corpus")
+    monkeypatch.setattr(LMTask, "loss", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        cut.build("lm")
+    monkeypatch.setattr(LMTask, "loss", loss)
+    again = Run(scratch_config(lines, tmp_path / "cut", case)).build("lm")
+    assert "going on from step 27" in capsys.readouterr().err
+    assert tree(again.path) == tree(made.path)
 
 
 def facts_documents(run: Run) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 from gnnlm.corpus.sources import Document, Documents
 from gnnlm.errors import CorpusError
 
-
 CONVERTED = "refs/convert/parquet"  # where the hub keeps its own copies of datasets that are made by a script
 
 

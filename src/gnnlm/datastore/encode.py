@@ -21,7 +21,7 @@ from gnnlm.corpus.stream import Stream
 from gnnlm.corpus.windows import Window, plan_windows
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.protocol import BaseLM
-from gnnlm.progress import Track
+from gnnlm.progress import Track, warn
 
 Tokens = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -127,9 +127,10 @@ def build_store(
     rows = sum(len(stream) for stream in streams.values())
     if lm_config.whole_lines and lm.start_always:
         raise ConfigError("lm.whole_lines is for models of words, whose lines end in a token; this model has none")
+    _check_memory(lm, lm_config)
     keys = None if store.key == "state" else lm.encode_keys(torch.full((1, 1), lm.start_token))[1].shape[-1]
     values = rows * (lm.width + (keys or 0))
-    needed = values * np.dtype(DTYPES[store.dtype]).itemsize + 4 * lm.width * lm.vocab_size
+    needed = values * np.dtype(DTYPES[store.dtype]).itemsize + lm.head.bytes
     require_space(draft.folder, needed - draft.bytes_there, "the store")
     for stream in streams.values():
         encode_split(draft, stream, lm, lm_config, store, keys)
@@ -156,6 +157,18 @@ def plan_jobs(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> I
         low, high = np.searchsorted(places, [window.first, window.stop + 1])
         kept = places[low:high] - window.start
         yield Job(window, np.concatenate([[before], tokens[window.start : window.stop]]), kept)
+
+
+def _check_memory(lm: BaseLM, config: LMConfig) -> None:
+    """Say so where a model with memory would not be read as one pass over the text reads it."""
+    if not config.continuous or lm.receptive_field is None or lm.segment is None:
+        return
+    if config.context < lm.receptive_field or config.window % lm.segment or config.context % lm.segment:
+        warn(
+            f"windows of {config.window} tokens with {config.context} of context cut this model's memory short: its "
+            f"states depend on {lm.receptive_field} tokens. To carry it exactly, set lm.context to at least that, and "
+            f"lm.context and lm.window to multiples of its segment, {lm.segment}"
+        )
 
 
 def round_states(states: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gnnlm.errors import ArtifactError
-from gnnlm.gnn.layer import CONTEXT, NEIGHBOUR, GnnLayer, Sources
+from gnnlm.gnn.layer import GnnLayer, Sources
 from gnnlm.gnn.options import GnnOptions
 from gnnlm.graph.batch import Graph, band_mask
 
@@ -74,7 +74,9 @@ class GnnModel(nn.Module):
             GnnLayer(options, last=number == options.layers - 1) for number in range(options.layers)
         )
         if options.width != options.base_width:
-            self.narrow = nn.ModuleList(nn.Linear(options.base_width, options.width) for _ in range(2))
+            self.narrow = nn.Linear(
+                options.base_width, options.width
+            )  # one for all nodes: they are states of one model
             self.widen = nn.Linear(options.width, options.base_width)
             if options.zero_start:
                 nn.init.zeros_(self.widen.weight)
@@ -86,7 +88,7 @@ class GnnModel(nn.Module):
         """Updated states [B, T, D], and what the next block of the same texts needs."""
         options = self.options
         batch, tokens = graph.document_BT.shape
-        context_BTD = self._enter(graph.context_BTD, CONTEXT)
+        context_BTD = self.enter(graph.context_BTD)
         if carry is None:
             nothing = context_BTD.new_zeros(batch, 0, options.width)
             carry = Carry((nothing,) * options.layers, graph.document_BT[:, :0])
@@ -106,7 +108,7 @@ class GnnModel(nn.Module):
     def sources(self, graph: Graph) -> Iterator[Sources]:
         """What the inter edges of each layer read, computed from the windows' states."""
         windows, slots = graph.windows, self.options.inter_slots
-        states_PD = self.enter_windows(windows.states_PD)
+        states_PD = self.enter(windows.states_PD)
         static_PD = self.layer(0).pre_norm(states_PD)
         static_NS = edge_lines(graph, windows.place_UW[:, slots])
         mask_NS = edge_mask(graph, slots)
@@ -154,10 +156,6 @@ class GnnModel(nn.Module):
                 parts.append(through(place_uW, slot_uW))
         return (torch.cat(layer_parts) for layer_parts in zip(*parts, strict=True))
 
-    def enter_windows(self, states_PD: Tensor) -> Tensor:
-        """Neighbour states as the first layer takes them."""
-        return self._enter(states_PD, NEIGHBOUR)
-
     def features(self, tokens: Tensor) -> Tensor:
         """The lines of tokens in the table of token features."""
         return torch.where(tokens < 0, len(self.features_VE) - 1, tokens)
@@ -169,10 +167,11 @@ class GnnModel(nn.Module):
 
     # -- in, out, on disk ----------------------------------------------------------------------------------
 
-    def _enter(self, states: Tensor, kind: int) -> Tensor:
+    def enter(self, states: Tensor) -> Tensor:
+        """The base model's states as the first layer takes them."""
         if self.options.width == self.options.base_width:
             return states
-        narrowed: Tensor = F.gelu(self.narrow[kind](states))
+        narrowed: Tensor = F.gelu(self.narrow(states))
         return narrowed
 
     def _leave(self, base_BTD: Tensor, context_BTD: Tensor) -> Tensor:

@@ -40,6 +40,11 @@ class Head(nn.Module, ABC):
     def device(self) -> torch.device:
         return next(tensor for tensor in (*self.parameters(), *self.buffers())).device
 
+    @property
+    def bytes(self) -> int:
+        """Its size, on disk and in memory."""
+        return sum(t.numel() * t.element_size() for t in (*self.parameters(), *self.buffers()))
+
     @abstractmethod
     def log_probs(self, states_ND: Tensor) -> Tensor:
         """Log-probabilities over the whole vocabulary, [..., V]."""

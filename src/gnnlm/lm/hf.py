@@ -104,6 +104,7 @@ class HFModel:
 
     start_always = True  # some models are degenerate without it
     receptive_field = None
+    segment = None
 
     def __init__(self, model: Any, tokenizer: Any, start: str = "auto", dtype: str = "fp32") -> None:
         self.model = model.eval().requires_grad_(False)

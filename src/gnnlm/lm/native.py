@@ -88,6 +88,10 @@ class NativeLM:
     def receptive_field(self) -> int | None:
         return self.model.receptive_field
 
+    @property
+    def segment(self) -> int | None:
+        return self.model.options.segment if isinstance(self.model, TransformerXL) else None
+
     def encode(self, tokens_BT: Tensor) -> Tensor:
         return self.encode_keys(tokens_BT)[0]
 

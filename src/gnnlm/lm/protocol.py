@@ -44,6 +44,11 @@ class BaseLM(Protocol):
         """Tokens that a state can depend on, itself included; None: all that were read."""
         ...
 
+    @property
+    def segment(self) -> int | None:
+        """Tokens that a model with memory reads at once; None for others."""
+        ...
+
     def encode(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """States [B, T, D]; the state at t has read tokens 0..t and predicts token t + 1."""
         ...

@@ -91,7 +91,7 @@ def table_shapes(options: GnnOptions, projected: bool, rows: int) -> list[tuple[
 def make_tables(model: GnnModel, windows: Windows, projected: bool) -> list[Tensor]:
     """The lines of some windows: [P, C] of their positions where windows are as they came, else [U, slots, C]."""
     options = model.options
-    states_PD = model.enter_windows(windows.states_PD)
+    states_PD = model.enter(windows.states_PD)
     updated = model.window_states(states_PD, windows.place_UW, windows.slot_UW)
     tables = []
     for number in range(len(table_shapes(options, projected, 1))):

@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import FinetuneConfig, LMConfig
 from gnnlm.corpus.stream import Stream
+from gnnlm.datastore.encode import round_states
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.hf import HFModel, save_hf
 from gnnlm.train.data import Pieces
@@ -57,8 +59,9 @@ class FirstReadings:
     again after a crash writes the same again.
     """
 
-    def __init__(self, folder: Path, rows: int, output: nn.Linear, pieces: Pieces, settle: float) -> None:
-        self._output, self._pieces = output, pieces
+    def __init__(self, folder: Path, rows: int, model: Any, pieces: Pieces, settle: float) -> None:
+        output: nn.Linear = model.get_output_embeddings()
+        self._model, self._output, self._pieces = model, output, pieces
         self._kept = range(int(settle * pieces.batches_in(0)), pieces.batches_in(0))
         path = folder / UNREAD_STATES
         self._states: Any = (
@@ -76,12 +79,21 @@ class FirstReadings:
         seen: list[Tensor] = []
         hook = self._output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
         try:
+            if drops_out(self._model):  # what it learns from is not what it would be asked with: read once more
+                self._read(number)
+                hook.remove()
             yield
         finally:
             hook.remove()
-        states = seen[0].half().cpu().numpy()
+        states = round_states(seen[0].float().cpu().numpy(), "fp16")
         for line, (begin, end) in enumerate(self._pieces.bounds(number).tolist()):
             self._states[begin:end] = states[line, : end - begin]
+
+    @torch.no_grad()
+    def _read(self, number: int) -> None:
+        self._model.eval()
+        self._model(input_ids=self._pieces(number)[0].to(self._output.weight.device), use_cache=False)
+        self._model.train()
 
     def finish(self, batches: int) -> npt.NDArray[np.int64]:
         """The positions that were kept in so many batches, in order."""
@@ -90,6 +102,12 @@ class FirstReadings:
         if not bounds:
             raise ConfigError("lm.finetune.settle leaves nothing for the GNN to learn on; lower it")
         return np.sort(np.concatenate([np.arange(begin, end) for begin, end in np.concatenate(bounds).tolist()]))
+
+
+def drops_out(model: Any) -> bool:
+    """Whether a transformers model computes something else while it learns."""
+    settings = model.config.to_dict().items()
+    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in settings)
 
 
 def with_lora(model: Any, config: FinetuneConfig) -> Any:
@@ -128,7 +146,7 @@ def finetune_hf(
     steps = max(1, math.ceil(fitting.epochs * batches.batches_in(0) / fitting.accumulate))
     task = LMTask(model, batches, valid, hf_losses, fitting.accumulate, count, save)
     if first:
-        readings = FirstReadings(draft.folder, len(stream), model.get_output_embeddings(), batches, fitting.settle)
+        readings = FirstReadings(draft.folder, len(stream), model, batches, fitting.settle)
         task.around = readings.reading
     plan = plan_of(fitting, steps, "finetune", "lm.finetune", fitting.accumulate)
     tokens = round(fitting.epochs * batches.tokens / steps)

@@ -25,6 +25,7 @@ from gnnlm.lm.tensors import load_tensors, save_tensors
 from gnnlm.progress import Track, say
 
 Log = Callable[[str, float, int], None]
+CHECKPOINT_SECONDS = 600.0  # no more than this is lost where validations are far apart
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def fit(
             + ("" if better else f", best was step {notes['best']['step']}"))  # fmt: skip
         trainer.save(step)
 
-    start = 0
+    start, saved = 0, 0.0
     seconds = float(notes.get("seconds", 0.0))
     if draft.resumed:
         start = trainer.restore()
@@ -235,7 +236,7 @@ def fit(
         if not draft.resumed:
             notes.update(history=[], best={"step": 0, "loss": math.inf}, worse=0, loss=None, seconds=0.0)
             validate(0)
-        recent: list[float] = []
+        recent: list[float] = notes.get("recent", [])
         for step in range(start, plan.steps):
             if notes["worse"] >= plan.patience:
                 say(f"{plan.label}: stopped early, no better validation in {plan.patience}")
@@ -262,8 +263,13 @@ def fit(
                 log(f"train/{name}", number, step + 1)
             track.advance(tokens, note=f"loss {notes['loss']:.3f} {task.note(step)}".rstrip())
             if (step + 1) % plan.validate_every == 0 or step + 1 == plan.steps:
-                recent = []  # a mean that a resumed run can have too
+                recent = notes["recent"] = []
                 validate(step + 1)
+                saved = track.seconds
+            elif track.seconds - saved > CHECKPOINT_SECONDS:
+                notes.update(recent=recent, seconds=seconds + track.seconds)
+                trainer.save(step + 1)
+                saved = track.seconds
     return trainer.best
 
 
