@@ -162,7 +162,7 @@ def _states(report: dict[str, Any]) -> str:
 def _overlap(found: dict[str, Any], n: int) -> list[str]:
     test, train = found["test"], found["train"]
     if test is None:
-        return ["Overlap: the splits are as published; text that stands in more than one was not looked for."]
+        return ["Overlap: the splits were taken as they came; text that stands in more than one was not looked for."]
     return [
         f"Overlap: of the documents read, {test['repeated_paragraphs']} of {test['paragraphs']} test paragraphs "
         f"({test['repeated_words']} of {test['words']} words) stand in train or valid and were {test['repeats_were']}; "
