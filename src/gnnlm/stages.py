@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gnnlm.artifact import Artifact, Draft, read_manifest
-from gnnlm.config import SCRATCH, flat
+from gnnlm.config import SCRATCH, LMConfig, flat
 from gnnlm.corpus.stream import SPLITS
 from gnnlm.errors import CorpusError, ModelError
 from gnnlm.progress import warn
@@ -143,7 +143,20 @@ def _build_lm(run: Run, draft: Draft) -> Artifact:
         assert vocabulary is not None
         torch.manual_seed(seed)
         model = build_model(config.architecture, len(vocabulary))
+        _warn_of_positions(config)
         return train_native(draft, model, vocabulary, run.streams, config, seed, log)
+
+
+def _warn_of_positions(config: LMConfig) -> None:
+    """A model with absolute positions knows only those that it was trained on."""
+    from gnnlm.lm.architecture import PRESETS
+
+    absolute = config.model == SCRATCH and PRESETS[config.architecture.preset][0] == "adaptive"
+    if absolute and config.window > config.train.block:
+        warn(
+            f"lm.window is {config.window}, longer than lm.train.block: the model will be read at positions that it has "
+            f"never seen, and predict badly there; set lm.window to at most {config.train.block}"
+        )
 
 
 def _build_store(run: Run, draft: Draft) -> Artifact:
@@ -152,6 +165,7 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
     from gnnlm.gnn.options import resolve_options
     from gnnlm.retrieval.index import empty_index
 
+    _warn_of_positions(run.config.lm)
     options = resolve_options(run.config.gnn, run.lm.width)  # what cannot work later is told before the long work
     if run.config.codec.kind == "pq":
         check_bytes(run.lm.width, run.config.codec.bytes, "codec.bytes")

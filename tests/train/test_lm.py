@@ -21,6 +21,7 @@ from gnnlm.config import parse_config
 from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.evaluate.ngram import score_ngram
 from gnnlm.pipeline import Run
+from gnnlm.stages import _warn_of_positions
 from gnnlm.train import fit as fit_module
 from gnnlm.train.data import IGNORED, Lanes, Pieces, TextBlocks
 from gnnlm.train.lm import LMTask
@@ -263,6 +264,18 @@ def test_first_readings_survive_a_kill(tiny_lm_dir: Path, text_dir: Path, tmp_pa
     gnnlm_killed("lm", "finetune", config, journal=tmp_path / "cut" / ".lm.partial" / "journal.json", step=2)
     cut = Run(parse_config(merge(values, {"run": str(tmp_path / "cut")}))).build("lm")
     assert tree(cut.path) == tree(made.path)
+
+
+@pytest.mark.parametrize(
+    ("case", "window", "told"),
+    [("adaptive", 48, True), ("adaptive", 24, False), ("transformer-xl", 48, False)],
+)
+def test_positions_that_were_never_trained_are_told(
+    case: str, window: int, told: bool, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = scratch_config(lines, tmp_path, case).lm
+    _warn_of_positions(config.model_copy(update={"window": window}))
+    assert ("longer than lm.train.block" in capsys.readouterr().err) == told
 
 
 @pytest.mark.parametrize("case", ["adaptive", "transformer-xl"])
