@@ -154,8 +154,8 @@ def _warn_of_positions(config: LMConfig) -> None:
     absolute = config.model == SCRATCH and PRESETS[config.architecture.preset][0] == "adaptive"
     if absolute and config.window > config.train.block:
         warn(
-            f"lm.window is {config.window}, longer than lm.train.block: the model will be read at positions that it has "
-            f"never seen, and predict badly there; set lm.window to at most {config.train.block}"
+            f"lm.window is {config.window}, longer than lm.train.block: the model will be read at positions that it "
+            f"has never seen, and predict badly there; set lm.window to at most {config.train.block}"
         )
 
 
