@@ -25,7 +25,7 @@ HERE = Speed(fp32=2e11, bf16=4e11, processor=2e11)
         ("wikitext103", 247, 273, 3072),  # with 16 heads; with 8 it is 274
         ("one_billion_word", 1025, 1055, 512),  # the paper says 1.03B and 1.05B
         ("enwik8", 41, 48, 6656),  # T x L, and the segment a token stands in
-        ("wikitext2-small", 6, 8, 384),
+        ("wikitext2-small", 6, 8, 128),
     ],
 )
 def test_the_papers_parameters(name: str, base: int, both: int, field: int) -> None:
