@@ -99,8 +99,8 @@ def fairseq(
 def transformer_xl(
     model: Checkpoint,
     out_: Out,
-    segment: Annotated[int, typer.Option(min=1, help="Tokens read at once.")] = 512,
-    memory: Annotated[int, typer.Option(min=0, help="Tokens before them that a layer attends to.")] = 512,
+    segment: Annotated[int, typer.Option(help="Tokens read at once.")] = 512,
+    memory: Annotated[int, typer.Option(help="Tokens before them that a layer attends to.")] = 512,
     vocabulary: Annotated[
         Path | None, typer.Option("--vocab", metavar="FILE", help="Symbols, one a line, in the order of ids.")
     ] = None,

@@ -267,16 +267,15 @@ def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], spee
     rows, held = text["train"].positions, text["valid"].positions + text["test"].positions
     gnn, head = 4.0 * about.gnn_parameters, 4.0 * about.head_parameters
     tokens = train.block * train.batch_blocks
-    steps = sum(phase.steps for phase in train.curriculum)
-    edges = tokens * sum(phase.steps * phase.k for phase in train.curriculum)
+    read = tokens * train.accumulate * sum(phase.steps for phase in train.curriculum)
+    edges = tokens * train.accumulate * sum(phase.steps * phase.k for phase in train.curriculum)
     width = options.width + (options.base_width if options.token_features else 0)
     an_edge = 4.0 * options.layers * options.window * options.heads * width  # scored and averaged in the sources' space
     updates = 14.0 * (options.layers - 1) * options.window * options.width**2 if options.neighbour_updates else 0.0
     dense = 2.0 * about.gnn_parameters + 2.0 * about.head_parameters
-    learning = 3 * (dense * tokens * steps + (an_edge + DISTINCT * updates) * edges)
+    learning = 3 * (dense * read + (an_edge + DISTINCT * updates) * edges)
     most = DISTINCT * tokens * max(phase.k for phase in train.curriculum)
-    kept = 4.0 * options.width * options.window * (6 * options.layers if options.neighbour_updates else 2)
-    kept = kept / 3 if train.checkpoint else kept
+    kept = 4.0 * options.width * options.window * _kept_states(options, train.checkpoint)
     k = config.eval.graph_k or config.search.graph_k
     cached = _cache_bytes(config, options, rows)
     scoring = held * (dense + k * (an_edge + (0.0 if cached else DISTINCT * updates)))
@@ -287,6 +286,15 @@ def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], spee
         "cache": Need(cached, head, rows * (gnn / 4 + updates) / speed.of("fp32") if cached else 0.0),
         "tune, eval": Need(held * 40.0, 2 * head + rows_read + 32.0 * rows + 3e8, scoring / speed.of("fp32")),
     }
+
+
+def _kept_states(options: GnnOptions, checkpoint: bool) -> int:
+    """States of a window slot that learning keeps for the backward pass."""
+    if not options.neighbour_updates:
+        return 2  # as it came, and normed
+    if checkpoint:
+        return 2 + 3 * (options.layers - 1)  # and behind each update: by chunks, joined, and normed
+    return 6 * options.layers
 
 
 def _cache_bytes(config: Config, options: GnnOptions, rows: int) -> float:

@@ -88,9 +88,11 @@ class Track:
 
 def human_time(seconds: float) -> str:
     """
-    >>> human_time(50), human_time(5400), human_time(300000)
-    ('1 min', '1.5 h', '3.5 days')
+    >>> human_time(0), human_time(50), human_time(5400), human_time(300000)
+    ('-', '1 min', '1.5 h', '3.5 days')
     """
+    if seconds == 0:
+        return "-"
     if seconds < 3600:
         return f"{max(1, round(seconds / 60))} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

@@ -41,7 +41,7 @@ class FitConfig(Training):
         "cosine", description="Decay after the warm-up."
     )
     clip: float = Field(0.25, gt=0, description="Gradient norm is clipped to this.")
-    block: int = Field(256, gt=1, description="Tokens in a block of text.")
+    block: int = Field(1024, gt=1, description="Tokens in a block of text; as many as `lm.window` suit.")
     batch_tokens: int = Field(2048, gt=0, description="Tokens in a forward pass, padding included.")
     accumulate: int = Field(1, gt=0, description="Forward passes in a step.")
     validate_every: int = Field(500, gt=0, description="Steps between validations, which are also checkpoints.")
@@ -67,7 +67,7 @@ class FinetuneConfig(FitConfig):
     rank: int = Field(16, gt=0, description="LoRA: rank of what is added to a matrix.")
     alpha: int = Field(32, gt=0, description="LoRA: scale of what is added, times the rank.")
     unread: Literal["held-out", "first-reading"] = Field(
-        "held-out",
+        "first-reading",
         description="What the GNN learns on: on text that the base model has memorised it would learn to do nothing. "
         "`held-out`: train documents that fine-tuning does not read. `first-reading`: all that is read in the first "
         "epoch, with the states that the model had of it then, before it learned from it.",

@@ -137,7 +137,7 @@ def changed(tmp_path: Path, **changes: object) -> Path:
     return tmp_path / "changed.pt"
 
 
-@pytest.mark.parametrize("name", ["no_scale_embedding", "no_token_positional_embeddings", "layernorm_embedding"])
+@pytest.mark.parametrize("name", ["no_scale_embedding", "no_token_positional_embeddings"])
 def test_what_computes_something_else_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"made with {name} True"):
         convert_fairseq(changed(tmp_path, **{name: True}))

@@ -183,6 +183,7 @@ FINETUNE = {
     "warmup": 2,
     "validate_every": 8,
     "valid_tokens": 400,
+    "unread": "held-out",
     "held_out": 0.3,
     "rank": 4,
 }

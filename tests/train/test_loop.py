@@ -19,7 +19,7 @@ from gnnlm.gnn.options import resolve_options
 from gnnlm.pipeline import Run
 from gnnlm.train.data import BlockOrder
 from gnnlm.train.fit import Plan
-from gnnlm.train.gnn import train_gnn
+from gnnlm.train.gnn import GnnTask, train_gnn
 
 
 @given(positions=st.integers(2, 200), block=st.integers(1, 30), batch=st.integers(1, 4), step=st.integers(0, 50))
@@ -70,6 +70,30 @@ def test_early_stopping_keeps_the_best(tiny_run: Run, tmp_path: Any) -> None:
     assert made.facts["steps_done"] < made.facts["steps_planned"]
     best = min(json.loads((made.path / "history.json").read_text()), key=lambda entry: entry["valid_gnn"])
     assert made.facts["best_step"] == best["step"]
+
+
+def test_a_step_in_parts_reads_the_same_blocks(tiny_run: Run) -> None:
+    """Four blocks at once, or one by one: the mean over their targets is one loss."""
+    train, valid = tiny_run.assembler("train"), tiny_run.assembler("valid")
+    torch.manual_seed(0)
+    model = GnnModel(resolve_options(tiny_run.config.gnn, tiny_run.head.width), tiny_run.head).eval()
+    losses = []
+    for batch, accumulate in ((4, 1), (1, 4)):
+        order = BlockOrder(len(train.ids), 16, batch, seed=0)
+        task = GnnTask(model, tiny_run.head, train, valid, order, [4, 4, 4], accumulate, 64)
+        task.start(torch.device("cpu"))
+        parts = [2 * accumulate + part for part in range(accumulate)]
+        counts = [int((train.queries.tokens_P[train.at(order(part))] >= 0).sum()) for part in parts]
+        each = [task.loss(model, 2, part).item() for part in range(accumulate)]
+        losses.append(sum(n * loss for n, loss in zip(counts, each, strict=True)) / sum(counts))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_training_in_parts(tiny_run: Run, tmp_path: Any) -> None:
+    made = train(tiny_run, tmp_path, batch_blocks=1, accumulate=tiny_run.config.train.batch_blocks)
+    whole = tiny_run.artifact("train").facts
+    assert made.facts["steps_done"] == whole["steps_done"]
+    assert made.facts["best_valid_loss"] == pytest.approx(whole["best_valid_loss"], abs=0.05)
 
 
 def test_bf16(tiny_run: Run, tmp_path: Any) -> None:

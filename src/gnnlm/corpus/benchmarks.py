@@ -263,7 +263,7 @@ def _unpacked(path: Path) -> bytes:
                 if len(names) != 1:
                     raise CorpusError(f"{path} holds {len(names)} files; expected one, the text")
                 return archive.read(names[0])
-    except (OSError, EOFError, IndexError, zlib.error, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise CorpusError(f"{path} cannot be unpacked ({error}); download it again") from error
     return path.read_bytes()
 

@@ -100,6 +100,7 @@ class ByteVocabulary:
         self.values = list(values)
         self._ids: npt.NDArray[np.int64] = np.full(256, -1, dtype=np.int64)
         self._ids[self.values] = np.arange(len(self.values))
+        self._has_newlines = self._ids[NEWLINE] >= 0
 
     @classmethod
     def count(cls, texts: Iterable[str]) -> ByteVocabulary:
@@ -115,7 +116,7 @@ class ByteVocabulary:
     @property
     def start(self) -> int:
         """What stands before a text: a newline; a space where there is none."""
-        return max(0, int(self._ids[NEWLINE] if NEWLINE in self.values else self._ids[ord(" ")]))
+        return max(0, int(self._ids[NEWLINE] if self._has_newlines else self._ids[ord(" ")]))
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
         """
@@ -123,7 +124,7 @@ class ByteVocabulary:
         ([1, 2, 3, 1], [0, 1, 1, 2])
         """
         values, offsets = as_bytes(text), byte_offsets(text)
-        if NEWLINE not in self.values:
+        if not self._has_newlines:
             values, offsets = values[values != NEWLINE], offsets[values != NEWLINE]
         ids = self._ids[values]
         if len(ids) and ids.min() < 0:

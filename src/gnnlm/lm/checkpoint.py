@@ -45,13 +45,13 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def peek(self, name: str, dimensions: int = 2) -> Tensor:
-        """A tensor whose shape tells what the model is."""
+    def peek(self, name: str) -> Tensor:
+        """A matrix whose shape tells what the model is."""
         if name not in self.tensors:
             raise ModelError(f"the checkpoint has no tensor {name}: it is not of the layout that was asked for")
-        if self.tensors[name].ndim != dimensions:
+        if self.tensors[name].ndim != 2:
             shape = tuple(self.tensors[name].shape)
-            raise ModelError(f"{name} has shape {shape}; expected {dimensions} dimensions: another layout")
+            raise ModelError(f"{name} has shape {shape}; expected 2 dimensions: another layout")
         return self.tensors[name]
 
     def put(self, ours: str, *names: str, make: Callable[..., Tensor] | None = None) -> None:

@@ -26,7 +26,6 @@ FAIRSEQ_KNOWN = {
     "decoder_learned_pos": False,
     "no_scale_embedding": False,
     "no_token_positional_embeddings": False,
-    "layernorm_embedding": False,
 }
 FAIRSEQ_UNKNOWN = ("layernorm_embedding", "project_in_dim", "project_out_dim", "bias_k", "bias_v")
 OVERWRITE = " #fairseq:overwrite"

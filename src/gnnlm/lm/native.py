@@ -27,7 +27,7 @@ KEY = "gnnlm_architecture"
 
 
 def options_of(kind: str, values: dict[str, Any]) -> AdaptiveOptions | TransformerXLOptions:
-    """The options of an architecture, from plain values."""
+    """The options of an architecture, from plain values; None stands for an option's own default."""
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if v is not None}
     return TransformerXLOptions(**values) if kind == TransformerXL.kind else AdaptiveOptions(**values)
 

@@ -62,6 +62,7 @@ class FirstReadings:
     def __init__(self, folder: Path, rows: int, model: Any, pieces: Pieces, settle: float) -> None:
         output: nn.Linear = model.get_output_embeddings()
         self._model, self._output, self._pieces = model, output, pieces
+        self._drops_out = drops_out(model)
         self._kept = range(int(settle * pieces.batches_in(0)), pieces.batches_in(0))
         path = folder / UNREAD_STATES
         self._states: Any = (
@@ -79,7 +80,7 @@ class FirstReadings:
         seen: list[Tensor] = []
         hook = self._output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
         try:
-            if drops_out(self._model):  # what it learns from is not what it would be asked with: read once more
+            if self._drops_out:  # what it learns from is not what it would be asked with: read once more
                 self._read(number)
                 hook.remove()
             yield
@@ -148,7 +149,7 @@ def finetune_hf(
     if first:
         readings = FirstReadings(draft.folder, len(stream), model, batches, fitting.settle)
         task.around = readings.reading
-    plan = plan_of(fitting, steps, "finetune", "lm.finetune", fitting.accumulate)
+    plan = plan_of(fitting, steps, "finetune", "lm.finetune")
     tokens = round(fitting.epochs * batches.tokens / steps)
     trained = [p for p in model.parameters() if p.requires_grad]
     best = fit(draft, task, adam(trained, fitting), plan, tokens, seed, config.device == "cpu", log)

@@ -61,7 +61,7 @@ class Plan:
         return self.lr * (1 - done if self.schedule == "linear" else 1.0)
 
 
-def plan_of(config: FitConfig | TrainConfig, steps: int, label: str, section: str, accumulate: int = 1) -> Plan:
+def plan_of(config: FitConfig | TrainConfig, steps: int, label: str, section: str) -> Plan:
     """The plan that a section of the config makes."""
     return Plan(
         steps,
@@ -72,7 +72,7 @@ def plan_of(config: FitConfig | TrainConfig, steps: int, label: str, section: st
         config.validate_every,
         config.patience,
         config.precision,
-        accumulate,
+        config.accumulate,
         label,
         section,
     )

@@ -39,13 +39,14 @@ class GnnTask:
     valid: Assembler
     order: BlockOrder
     ks: list[int]
+    accumulate: int
     valid_tokens: int
 
     def start(self, device: torch.device) -> None:
         self.device, self.head = device, self.head.on(device)
 
     def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
-        lines_BT = self.order(step)
+        lines_BT = self.order(step * self.accumulate + part)
         graph = self.train(lines_BT, self.ks[step]).to(self.device)
         targets = self.train.queries.tokens_P[self.train.at(lines_BT)].to(self.device)
         states_BTD, _ = model(graph)
@@ -95,8 +96,8 @@ def train_gnn(
     ks = [phase.k for phase in config.curriculum for _ in range(phase.steps)]
     plan = plan_of(config, len(ks), "train", "train")
     order = BlockOrder(len(train.ids), config.block, config.batch_blocks, seed)
-    task = GnnTask(model, head, train, valid, order, ks, config.valid_tokens)
-    tokens = config.block * config.batch_blocks
+    task = GnnTask(model, head, train, valid, order, ks, config.accumulate, config.valid_tokens)
+    tokens = config.block * config.batch_blocks * config.accumulate
     best = fit(draft, task, make_optimizer(model, config), plan, tokens, seed, config.device == "cpu", log)
     shutil.copyfile(best / "model.safetensors", draft.folder / "model.safetensors")
     draft.write_text("history.json", json.dumps(draft.notes["history"], indent=1))

@@ -179,7 +179,7 @@ def train_native(
 
     bits = isinstance(vocabulary, ByteVocabulary)
     task = LMTask(model, batches, valid, native_losses, fitting.accumulate, count, save, bits)
-    plan = plan_of(fitting, fitting.steps, "lm", "lm.train", fitting.accumulate)
+    plan = plan_of(fitting, fitting.steps, "lm", "lm.train")
     tokens = fitting.batch_tokens * fitting.accumulate
     best = fit(draft, task, native_optimizer(model, fitting), plan, tokens, seed, config.device == "cpu", log)
     return finish_lm(draft, best, {**fit_facts(draft, plan, model), "kind": "scratch"})
