@@ -262,10 +262,10 @@ class TuneConfig(Section):
         tuple(round(0.025 * i, 3) for i in range(33)), min_length=1, description="Weights of the kNN part tried."
     )
     buckets: int = Field(
-        1,
+        8,
         gt=0,
         description="Positions are put into so many buckets by the similarity of their nearest neighbour, and each has "
-        "a weight of its own. The paper has one weight for all.",
+        "a weight of its own (fewer where valid has not 200 for each). The paper has one weight for all: 1.",
     )
 
     @model_validator(mode="after")

@@ -58,6 +58,8 @@ def test_tuning_by_similarity(tiny_run: Run) -> None:
     loss = -mix_log_probs(base, knn, weight).mean().item()
     assert loss <= min(table["losses"]["base"][0][0]) + 1e-9
     assert Mix(**json.loads(json.dumps(mix.as_dict()))).weight_of(similarity).equal(weight)
+    many, _ = tune_mixes(source, {"base": base.numpy()}, (8,), (0.1,), lambdas, buckets=100)
+    assert len(many["base"].weights) == len(lines) // 200
 
 
 def test_report_figures() -> None:

@@ -26,8 +26,8 @@ CASES = {
     "own width": GnnConfig(preset="released", heads=3, width=6, context=4, dropout=0),
     "default, own width": GnnConfig(heads=3, width=6, context=4, dropout=0),
     "wide window": GnnConfig(preset="paper", heads=2, left=2, right=2, context=4, dropout=0),
-    "copy": GnnConfig(heads=2, context=4, copying=True, dropout=0),
-    "copy with neighbour updates": GnnConfig(heads=2, context=4, copying=True, neighbour_updates=True, dropout=0),
+    "no copying": GnnConfig(heads=2, context=4, copying=False, dropout=0),
+    "updates, no copying": GnnConfig(heads=2, context=4, copying=False, neighbour_updates=True, dropout=0),
     "centre of the default": GnnConfig(heads=2, inter="centre", context=4, dropout=0),
 }
 
@@ -65,7 +65,7 @@ def test_matches_edge_lists(name: str) -> None:
     torch.testing.assert_close(got, run_model(model, graph, EMBEDDINGS), rtol=1e-10, atol=1e-10)
 
 
-PRESETS = ["paper", "released", "default", "default with neighbour updates", "copy"]
+PRESETS = ["paper", "released", "default", "default with neighbour updates", "no copying"]
 
 
 @pytest.mark.parametrize("chunk", [2048, 3])

@@ -45,7 +45,7 @@ def test_blocks_equal_one_pass(cuts: list[int], context: int, preset: str) -> No
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["paper", "released", "default", "default with neighbour updates", "copy"])
+@pytest.mark.parametrize("name", ["paper", "released", "default", "default with neighbour updates", "no copying"])
 @given(token=st.integers(0, 6), seed=st.integers(0, 50))
 def test_nothing_before_a_change_moves(name: str, token: int, seed: int) -> None:
     model = make_model(CASES[name])

@@ -21,6 +21,7 @@ from gnnlm.progress import Track
 
 COSINE_TEMPERATURES = (0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.25)
 L2_TEMPERATURES = (0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the metric's unit
+BUCKET_POSITIONS = 200  # a weight is not chosen from fewer
 UNTUNED = Mix(k=1, temperature=1.0, weight=0.0)  # no kNN
 
 
@@ -65,13 +66,14 @@ def tune_mixes(
 ) -> tuple[dict[str, Mix], dict[str, Any]]:
     """The best (k, T, lambda) for base and for GNN, and the loss of every combination.
 
-    With several buckets of positions, by the similarity of the nearest neighbour, each has a lambda of its own.
+    With several buckets of positions, by the similarity of the nearest neighbour, each has a lambda of its own;
+    there are fewer where valid is small.
     """
     available = source.ids.shape[1]
     ks = sorted({min(k, available) for k in ks})
     lines = torch.nonzero(source.queries.tokens_P >= 0)[:, 0]
     nearest_N = torch.from_numpy(source.similarity[lines.numpy(), 0])
-    edges = bucket_edges(nearest_N, buckets)
+    edges = bucket_edges(nearest_N, max(1, min(buckets, len(lines) // BUCKET_POSITIONS)))
     bucket_N = bucket_of(nearest_N, edges)
     shape = (len(edges) + 1, len(temperatures), len(ks), len(lambdas))
     losses = {name: torch.zeros(shape, dtype=torch.float64) for name in scores}

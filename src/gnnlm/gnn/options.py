@@ -57,7 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "zero_start": True,
         "edge_bias": True,
         "token_features": True,
-        "copying": False,
+        "copying": True,
     },
 }
 
