@@ -267,8 +267,9 @@ def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], spee
     rows, held = text["train"].positions, text["valid"].positions + text["test"].positions
     gnn, head = 4.0 * about.gnn_parameters, 4.0 * about.head_parameters
     tokens = train.block * train.batch_blocks
-    read = tokens * train.accumulate * sum(phase.steps for phase in train.curriculum)
-    edges = tokens * train.accumulate * sum(phase.steps * phase.k for phase in train.curriculum)
+    a_step = tokens * train.accumulate
+    read = a_step * sum(phase.steps for phase in train.curriculum)
+    edges = a_step * sum(phase.steps * phase.k for phase in train.curriculum)
     width = options.width + (options.base_width if options.token_features else 0)
     an_edge = 4.0 * options.layers * options.window * options.heads * width  # scored and averaged in the sources' space
     updates = 14.0 * (options.layers - 1) * options.window * options.width**2 if options.neighbour_updates else 0.0
