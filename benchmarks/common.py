@@ -20,7 +20,7 @@ from rich.table import Table
 
 from gnnlm.config import load_config
 from gnnlm.errors import ConfigError
-from gnnlm.pipeline import Run
+from gnnlm.run import Run
 
 
 def arguments(about: str, run: str = "runs/demo") -> argparse.ArgumentParser:

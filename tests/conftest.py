@@ -133,7 +133,7 @@ def write_config(tiny_values: dict[str, Any], tmp_path: Path) -> WriteConfig:
 def tiny_run(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A finished run, shared by the tests that only read it."""
     from gnnlm.config import parse_config
-    from gnnlm.pipeline import Run
+    from gnnlm.run import Run
 
     run = Run(parse_config({"run": str(tmp_path_factory.mktemp("runs") / "tiny"), **tiny_values}))
     run.build_all()

@@ -16,8 +16,8 @@ import gnnlm as gnnlm_module
 from gnnlm import artifact
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError
-from gnnlm.pipeline import Run
-from gnnlm.stages import STAGES
+from gnnlm.run import Run
+from gnnlm.run.stages import STAGES
 from tests.cli import COMMAND, error_line, gnnlm, gnnlm_killed
 from tests.conftest import WriteConfig, save_tiny_lm, write_texts
 

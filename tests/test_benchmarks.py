@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gnnlm.pipeline import Run
+from gnnlm.run import Run
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 

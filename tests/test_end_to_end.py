@@ -13,9 +13,9 @@ import torch
 import gnnlm
 from gnnlm.book import Book
 from gnnlm.errors import CorpusError, GnnlmError
-from gnnlm.pipeline import Run
 from gnnlm.predict.predictor import PREDICTORS, Predictor
-from gnnlm.stages import STAGES
+from gnnlm.run import Run
+from gnnlm.run.stages import STAGES
 from tests.cli import gnnlm as command
 from tests.conftest import WriteConfig
 

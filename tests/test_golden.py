@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gnnlm.config import parse_config
-from gnnlm.pipeline import Run
+from gnnlm.run import Run
 from tests.conftest import TINY, merge
 from tests.train.test_lm import CASES as SCRATCH_CASES
 from tests.train.test_lm import SCRATCH

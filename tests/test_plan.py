@@ -10,8 +10,8 @@ import pytest
 
 from gnnlm.config import load_config
 from gnnlm.errors import ConfigError
-from gnnlm.pipeline import Run
-from gnnlm.plan import Amount, Description, Speed, amounts, describe, matrix_speed, plan, table_of
+from gnnlm.run import Run
+from gnnlm.run.plan import Amount, Description, Speed, amounts, describe, matrix_speed, plan, table_of
 from tests.cli import gnnlm
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -15,9 +15,9 @@ from gnnlm.config import load_config
 from gnnlm.corpus.stream import END
 from gnnlm.errors import ConfigError, CorpusError
 from gnnlm.graph.assemble import Assembler
-from gnnlm.pipeline import Run
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.retrieval.index import Ids, Index
+from gnnlm.run import Run
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import torch
 
 from gnnlm.evaluate.report import bootstrap_interval, cells, make_report, markdown
 from gnnlm.evaluate.tune import tune_mixes
-from gnnlm.pipeline import Run
 from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs
 from gnnlm.predict.predictor import PREDICTORS, neighbour_tokens
+from gnnlm.run import Run
 
 
 def test_tuning_tries_every_combination(tiny_run: Run) -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gnnlm.artifact import Draft
 from gnnlm.config import IndexConfig
 from gnnlm.errors import ConfigError
-from gnnlm.pipeline import Run
 from gnnlm.retrieval import index as index_module
 from gnnlm.retrieval.index import Index, as_keys, build_index, empty_index, open_index, train_index, training_rows
 from gnnlm.retrieval.search import LeakageRule, search_outside
+from gnnlm.run import Run
 
 
 def make_index(states: np.ndarray, config: IndexConfig | None = None, positions: np.ndarray | None = None) -> Index:

@@ -20,8 +20,8 @@ import gnnlm
 from gnnlm.config import parse_config
 from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.evaluate.ngram import score_ngram
-from gnnlm.pipeline import Run
-from gnnlm.stages import _warn_of_positions
+from gnnlm.run import Run
+from gnnlm.run.stages import _warn_of_positions
 from gnnlm.train import fit as fit_module
 from gnnlm.train.data import IGNORED, Lanes, Pieces, TextBlocks
 from gnnlm.train.lm import LMTask

@@ -16,7 +16,7 @@ from gnnlm.config import TrainConfig, parse_config
 from gnnlm.errors import TrainingError
 from gnnlm.gnn.model import GnnModel
 from gnnlm.gnn.options import resolve_options
-from gnnlm.pipeline import Run
+from gnnlm.run import Run
 from gnnlm.train.data import BlockOrder
 from gnnlm.train.fit import Plan
 from gnnlm.train.gnn import GnnTask, train_gnn

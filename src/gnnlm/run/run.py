@@ -19,7 +19,7 @@ from gnnlm.config import Config, default_values, dump_config
 from gnnlm.corpus.stream import SPLITS
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.progress import say
-from gnnlm.stages import OWN_INPUTS, STAGES, Stage
+from gnnlm.run.stages import OWN_INPUTS, STAGES, Stage
 
 if TYPE_CHECKING:
     from gnnlm.corpus.stream import Stream

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gnnlm.cli_common import AsJson, ConfigPath, DataDir, Overrides, Rebuild, one_stage, open_config, out
+from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, one_stage, open_config, out
 from gnnlm.config import SCRATCH
 from gnnlm.errors import ConfigError
-from gnnlm.pipeline import Run
 from gnnlm.progress import say, warn
+from gnnlm.run import Run
 
 lm = typer.Typer(help="Base models: train, fine-tune, convert, describe.", no_args_is_help=True, rich_markup_mode=None)
 convert = typer.Typer(help="Make models of other programs' weights.", no_args_is_help=True, rich_markup_mode=None)
@@ -47,7 +47,7 @@ def _train_lm(made: Run, rebuild: bool) -> None:
 @lm.command(name="describe")
 def lm_describe(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
     """Show the sizes of a config's base model and graph network."""
-    from gnnlm.plan import describe
+    from gnnlm.run.plan import describe
 
     about = describe(open_config(config, set_))
     both = about.parameters + about.gnn_parameters

@@ -18,7 +18,7 @@ from gnnlm.errors import CorpusError, ModelError
 from gnnlm.progress import warn
 
 if TYPE_CHECKING:
-    from gnnlm.pipeline import Run
+    from gnnlm.run import Run
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Stage:
     folder: str
     parents: tuple[str, ...]
     build: Callable[[Run, Draft], Artifact]
+    help: str
 
     @property
     def command(self) -> str:
@@ -313,15 +314,35 @@ def _build_report(run: Run, draft: Draft) -> Artifact:
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("corpus", "corpus", (), _build_corpus),
-        Stage("lm", "lm", ("corpus",), _build_lm),
-        Stage("encode", "store", ("corpus", "lm"), _build_store),
-        Stage("codec", "codec", ("encode",), _build_codec),
-        Stage("index", "index", ("corpus", "encode"), _build_index),
-        Stage("search", "neighbours", ("corpus", "encode", "index"), _build_neighbours),
-        Stage("train", "gnn", ("encode", "codec", "search"), _build_gnn),
-        Stage("cache", "cache", ("encode", "codec", "search", "train"), _build_cache),
-        Stage("tune", "tuning", ("encode", "search", "train", "cache"), _build_tuning),
-        Stage("eval", "report", ("encode", "search", "train", "cache", "tune"), _build_report),
+        Stage("corpus", "corpus", (), _build_corpus, "Read, split, clean and tokenize the text."),
+        Stage("lm", "lm", ("corpus",), _build_lm, "Train or fine-tune the base model."),
+        Stage("encode", "store", ("corpus", "lm"), _build_store, "Turn every position into a state of the frozen LM."),
+        Stage("codec", "codec", ("encode",), _build_codec, "Compress the states that neighbour nodes carry."),
+        Stage("index", "index", ("corpus", "encode"), _build_index, "Index the train states for search."),
+        Stage(
+            "search",
+            "neighbours",
+            ("corpus", "encode", "index"),
+            _build_neighbours,
+            "Find the neighbours of every position.",
+        ),
+        Stage("train", "gnn", ("encode", "codec", "search"), _build_gnn, "Train the graph network."),
+        Stage(
+            "cache",
+            "cache",
+            ("encode", "codec", "search", "train"),
+            _build_cache,
+            "Store what the trained network reads of every row, so that scoring need not compute it.",
+        ),
+        Stage(
+            "tune", "tuning", ("encode", "search", "train", "cache"), _build_tuning, "Choose k, T and lambda on valid."
+        ),
+        Stage(
+            "eval",
+            "report",
+            ("encode", "search", "train", "cache", "tune"),
+            _build_report,
+            "Score test once and print the report.",
+        ),
     )
 }

@@ -14,8 +14,8 @@ from rich.console import Console
 from gnnlm.artifact import draft_path, human_bytes
 from gnnlm.config import load_config
 from gnnlm.errors import ConfigError
-from gnnlm.pipeline import Run
 from gnnlm.progress import say
+from gnnlm.run import Run
 
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 

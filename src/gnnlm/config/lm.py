@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from gnnlm.sections import SCRATCH, Section, Training
+from gnnlm.config.section import Section, Training, default
+
+SCRATCH = "scratch"
 
 
 class ArchitectureConfig(Section):
@@ -34,19 +36,11 @@ class ArchitectureConfig(Section):
 class FitConfig(Training):
     """What training a base model and fine-tuning one have in common."""
 
-    lr: float = Field(2.5e-4, gt=0, description="Peak learning rate.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay, on parameters of two or more dimensions.")
-    warmup: int = Field(200, ge=0, description="Steps of linear warm-up.")
     schedule: Literal["cosine", "inverse-sqrt", "linear", "constant"] = Field(
         "cosine", description="Decay after the warm-up."
     )
-    clip: float = Field(0.25, gt=0, description="Gradient norm is clipped to this.")
     block: int = Field(1024, gt=1, description="Tokens in a block of text; as many as `lm.window` suit.")
     batch_tokens: int = Field(2048, gt=0, description="Tokens in a forward pass, padding included.")
-    accumulate: int = Field(1, gt=0, description="Forward passes in a step.")
-    validate_every: int = Field(500, gt=0, description="Steps between validations, which are also checkpoints.")
-    valid_tokens: int = Field(16_384, gt=0, description="Valid tokens looked at while training.")
-    patience: int = Field(5, gt=0, description="Stop after this many validations without a better one.")
 
 
 class LMTrainConfig(FitConfig):
@@ -60,10 +54,10 @@ class FinetuneConfig(FitConfig):
         "none", description="Fine-tune the base model on train before it is frozen: all weights, or LoRA (needs peft)."
     )
     epochs: float = Field(1.0, gt=0, description="Times the text is read.")
-    lr: float = Field(1e-4, gt=0, description="Peak learning rate.")
-    warmup: int = Field(10, ge=0, description="Steps of linear warm-up.")
-    clip: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
-    validate_every: int = Field(50, gt=0, description="Steps between validations, which are also checkpoints.")
+    lr: float = default(Training, "lr", 1e-4)
+    warmup: int = default(Training, "warmup", 10)
+    clip: float = default(Training, "clip", 1.0)
+    validate_every: int = default(Training, "validate_every", 50)
     rank: int = Field(16, gt=0, description="LoRA: rank of what is added to a matrix.")
     alpha: int = Field(32, gt=0, description="LoRA: scale of what is added, times the rank.")
     unread: Literal["held-out", "first-reading"] = Field(

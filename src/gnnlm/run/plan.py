@@ -17,7 +17,7 @@ from gnnlm.errors import ConfigError
 
 if TYPE_CHECKING:
     from gnnlm.gnn.options import GnnOptions
-    from gnnlm.pipeline import Run
+    from gnnlm.run import Run
 
 EFFICIENCY = 0.5  # of a matrix product's speed that a whole model reaches
 DISTINCT = 0.7  # of the rows that a batch retrieves

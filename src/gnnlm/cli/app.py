@@ -1,0 +1,134 @@
+"""The command line. Wiring and words only: every command is a few calls into the pipeline."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gnnlm.artifact import human_bytes
+from gnnlm.cli.lm import lm
+from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, open_config, out, size_of
+from gnnlm.cli.reports import print_json, read_report, show_examples, show_report
+from gnnlm.cli.stages import add_stage_commands
+from gnnlm.config import load_config
+from gnnlm.progress import human_time, say, warn
+from gnnlm.run import Run
+
+app = typer.Typer(
+    name="gnnlm",
+    help="Open-book language models: a frozen LM, a folder of text, retrieval and a graph network.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(lm, name="lm")
+add_stage_commands(app)
+
+
+@app.command()
+def run(
+    config: ConfigPath,
+    set_: Overrides = None,
+    data_dir: DataDir = None,
+    rebuild: Rebuild = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run all stages: from text to the four rows."""
+    made = open_config(config, set_, data_dir)
+    made.build_all(rebuild=rebuild)
+    show_report(made, as_json)
+
+
+@app.command()
+def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
+    """Show what is done, stale or half-done, and how large it is."""
+    made = open_config(config, set_)
+    table = Table(title=str(made.root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("stage", "state", "size", "folder", "why"):
+        table.add_column(column, justify="right" if column == "size" else "left")
+    rows = {}
+    for name, stage in made.stages.items():
+        state, size, why = made.state(stage), size_of(made.path(name)), made.why_stale(stage)
+        rows[name] = {"state": state, "bytes": size, "why": why}
+        table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
+    out.print(table)
+    if as_json:
+        print(json.dumps(rows))
+
+
+@app.command()
+def compare(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run directories.")]) -> None:
+    """Show the four rows of several runs beside each other."""
+    from gnnlm.evaluate.report import comparison
+
+    reports = {str(path): read_report(Run(load_config(path), reading=True)) for path in runs}
+    Console(highlight=False, width=max(out.width, 180)).print(comparison(reports))
+    if len({(report["test_tokens"], report["rows"]["base"]["ppl"]) for report in reports.values()}) > 1:
+        warn("these runs were not tested on the same text under the same base model")
+
+
+@app.command()
+def fork(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run to start from.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The new run directory.")],
+    set_: Overrides = None,
+) -> None:
+    """Start another run from one that is there: what its changed config leaves valid is linked, not made again."""
+    kept = Run(load_config(run)).fork(load_config(run, (f"run={json.dumps(str(new))}", *(set_ or ()))))
+    say(f"{new}: kept {', '.join(kept) or 'nothing'}; the rest: gnnlm run {new}")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--run", help="The run directory.")] = Path("runs/demo"),
+    set_: Overrides = None,
+    rebuild: Rebuild = False,
+    as_json: AsJson = False,
+) -> None:
+    """The whole of it on Python's own documentation and a small pretrained model, in minutes."""
+    with resources.as_file(resources.files("gnnlm") / "demo.yaml") as path:
+        made = Run(load_config(path, (f"run={json.dumps(str(folder))}", *(set_ or ()))))
+    made.build_all(rebuild=rebuild)
+    show_report(made, as_json=False)
+    show_examples(made, count=2)
+    out.print(
+        f"\nFigures: {made.path('eval')}/rows.png, training.png; the table as JSON and Markdown beside them.\n"
+        "Next, your own text, a folder of .txt, .md, .rst or .jsonl files. Write mine.yaml:\n"
+        "    run: runs/mine\n"
+        "    corpus: {source: FOLDER}\n"
+        "and run it: gnnlm run mine.yaml",
+        markup=False,
+    )
+    if as_json:
+        print_json(made)
+
+
+@app.command()
+def plan(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show the disk, memory and time that a config will need, before anything starts."""
+    from gnnlm.run.plan import Speed, amounts, describe, table_of
+    from gnnlm.run.plan import plan as make_plan
+
+    made = open_config(config, set_, data_dir)
+    text, about = amounts(made), describe(made)
+    needs = make_plan(made.config, about, text, Speed.measured(made.config.lm.device))
+    whole = table_of(needs)
+    title = (
+        f"{made.root}: {text['train'].tokens:,} store tokens, width {about.width:,}, {about.parameters:,} parameters"
+    )
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("stage", "disk", "memory", "time here, roughly"):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    for name, need in needs.items():
+        table.add_row(name, human_bytes(need.disk), human_bytes(need.memory), human_time(need.seconds))
+    table.add_row("all", human_bytes(whole["disk"]), human_bytes(whole["memory"]), human_time(whole["seconds"]))
+    out.print(table)
+    if as_json:
+        print(json.dumps(whole))

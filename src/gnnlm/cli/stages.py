@@ -1,0 +1,42 @@
+"""A command for each stage of a run, made from the stages themselves."""
+
+from __future__ import annotations
+
+import typer
+
+from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, one_stage, open_config
+from gnnlm.cli.reports import show_report
+from gnnlm.run.stages import STAGES, Stage
+
+
+def add_stage_commands(app: typer.Typer) -> None:
+    """Add the stages' commands; training a base model has commands of its own (`gnnlm lm`)."""
+    for stage in STAGES.values():
+        if stage.name != "lm":
+            app.command(name=stage.name, help=stage.help)(_command(stage))
+
+
+def _command(stage: Stage):  # type: ignore[no-untyped-def]
+    if stage.name == "corpus":  # the only stage that reads the text
+
+        def corpus(
+            config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False
+        ) -> None:
+            one_stage(open_config(config, set_, data_dir), stage.name, rebuild)
+
+        return corpus
+    if stage.name == "eval":
+
+        def evaluate(
+            config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, as_json: AsJson = False
+        ) -> None:
+            made = open_config(config, set_)
+            made.build(stage.name, rebuild)
+            show_report(made, as_json)
+
+        return evaluate
+
+    def build(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
+        one_stage(open_config(config, set_), stage.name, rebuild)
+
+    return build

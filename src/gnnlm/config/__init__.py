@@ -1,0 +1,43 @@
+"""The one config file: every field typed, documented, checked and overridable.
+
+A section's fields stand in the file named after what they configure; `schema.py` joins them, `load.py` reads a file.
+Knows nothing of what the stages do with the values.
+"""
+
+from gnnlm.config.corpus import CorpusConfig
+from gnnlm.config.evaluation import EvalConfig, TuneConfig
+from gnnlm.config.lm import SCRATCH, ArchitectureConfig, FinetuneConfig, FitConfig, LMConfig, LMTrainConfig
+from gnnlm.config.load import dump_config, load_config, parse_config
+from gnnlm.config.network import CacheConfig, GnnConfig, Phase, TrainConfig
+from gnnlm.config.retrieval import CodecConfig, IndexConfig, SearchConfig, StoreConfig
+from gnnlm.config.schema import Config, default_values, field_names, flat
+from gnnlm.config.section import Section, Training
+
+__all__ = [
+    "SCRATCH",
+    "ArchitectureConfig",
+    "CacheConfig",
+    "CodecConfig",
+    "Config",
+    "CorpusConfig",
+    "EvalConfig",
+    "FinetuneConfig",
+    "FitConfig",
+    "GnnConfig",
+    "IndexConfig",
+    "LMConfig",
+    "LMTrainConfig",
+    "Phase",
+    "SearchConfig",
+    "Section",
+    "StoreConfig",
+    "TrainConfig",
+    "Training",
+    "TuneConfig",
+    "default_values",
+    "dump_config",
+    "field_names",
+    "flat",
+    "load_config",
+    "parse_config",
+]

@@ -1,0 +1,88 @@
+"""The whole config: its sections, and what they must agree on."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, Field, model_validator
+
+from gnnlm.config.corpus import CorpusConfig
+from gnnlm.config.evaluation import EvalConfig, TuneConfig
+from gnnlm.config.lm import SCRATCH, LMConfig
+from gnnlm.config.network import CacheConfig, GnnConfig, TrainConfig
+from gnnlm.config.retrieval import CodecConfig, IndexConfig, SearchConfig, StoreConfig
+from gnnlm.config.section import Section
+
+
+class Config(Section):
+    """One experiment: a frozen model, a corpus, and a run directory that holds every artifact."""
+
+    run: str = Field(description="The run directory.")
+    seed: int = Field(0, ge=0, description="Seed of splits, data order, initial weights and dropout.")
+    corpus: CorpusConfig = Field(CorpusConfig(), description="Where the text comes from.")
+    lm: LMConfig = Field(LMConfig(), description="The frozen base model.")
+    store: StoreConfig = Field(StoreConfig(), description="The states on disk.")
+    codec: CodecConfig = Field(CodecConfig(), description="The states that neighbour nodes have.")
+    index: IndexConfig = Field(IndexConfig(), description="The FAISS index over the store.")
+    search: SearchConfig = Field(SearchConfig(), description="The neighbour tables.")
+    gnn: GnnConfig = Field(GnnConfig(), description="The graph network.")
+    train: TrainConfig = Field(TrainConfig(), description="Training the graph network.")
+    cache: CacheConfig = Field(CacheConfig(), description="Neighbour states of the trained network, kept.")
+    tune: TuneConfig = Field(TuneConfig(), description="k, T and lambda, chosen on valid.")
+    eval: EvalConfig = Field(EvalConfig(), description="The report on test.")
+
+    @model_validator(mode="after")
+    def _curriculum_within_graph(self) -> Config:
+        largest = max(phase.k for phase in self.train.curriculum)
+        if largest > self.search.graph_k:
+            raise ValueError(
+                f"train.curriculum asks for k = {largest}, search.graph_k gives only {self.search.graph_k} neighbours; "
+                "raise search.graph_k or lower the curriculum's k"
+            )
+        if (self.eval.graph_k or 0) > self.search.k:
+            raise ValueError(f"eval.graph_k must be at most search.k (got {self.eval.graph_k} and {self.search.k})")
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_of_the_model(self) -> Config:
+        if self.lm.model == SCRATCH and self.corpus.tokens == "lm":
+            raise ValueError("lm.model scratch brings no tokens of its own; set corpus.tokens to words or bytes")
+        if self.lm.model != SCRATCH and self.corpus.tokens != "lm":
+            raise ValueError(f"corpus.tokens {self.corpus.tokens} is for lm.model scratch; {self.lm.model} has its own")
+        return self
+
+    @model_validator(mode="after")
+    def _readings_are_keys(self) -> Config:
+        if self.lm.finetune.kind != "none" and self.lm.finetune.unread == "first-reading" and self.store.key != "state":
+            raise ValueError(
+                f"lm.finetune.unread first-reading keeps states, so store.key must be state (got {self.store.key})"
+            )
+        return self
+
+
+@cache
+def default_values() -> dict[str, Any]:
+    """The default of every field that has one, by dotted name, as it is written to a run."""
+    return flat(Config(run="-").model_dump(mode="json"))
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """
+    >>> flat({"a": 1, "b": {"c": 2}})
+    {'a': 1, 'b.c': 2}
+    """
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        out |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return out
+
+
+def field_names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+    """Every field's dotted name, sections included."""
+    names: list[str] = []
+    for name, field in model.model_fields.items():
+        names.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            names.extend(field_names(field.annotation, f"{prefix}{name}."))
+    return names

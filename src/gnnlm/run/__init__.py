@@ -1,0 +1,5 @@
+"""A run: a config, its directory, which of its stages are done, and the parts they leave."""
+
+from gnnlm.run.run import Run
+
+__all__ = ["Run"]
