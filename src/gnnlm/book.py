@@ -1,137 +1,313 @@
-"""The Python API: an open-book model from a finished run."""
+"""The Python API: text and document names on top of an open-book model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from gnnlm.config import load_config
-from gnnlm.corpus.stream import END
+from gnnlm.corpus.sources import check_text
 from gnnlm.errors import ConfigError, CorpusError
-from gnnlm.graph.assemble import Assembler
-from gnnlm.predict.predictor import PREDICTORS
-from gnnlm.retrieval.index import Ids, Index
+from gnnlm.predict.open_book import BLOCK, OpenBook, Past, Reading
+from gnnlm.predict.predictor import PREDICTORS, Prediction
+from gnnlm.progress import warn
+from gnnlm.retrieval.index import Allowed
+from gnnlm.retrieval.neighbours import Neighbours
 from gnnlm.run import Run
+from gnnlm.datastore.filter import Names, open_documents
+
+Floats = npt.NDArray[np.float32]
+Text = str | tuple[str, str]  # a text, or (context, continuation)
+BATCH_TOKENS = 1024  # tokens of several texts that are scored at once, padding included
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A text's tokens and the log-probability of each under the four predictors."""
+    """The tokens of a text and, by predictor, the log-probability of each and whether it was the likeliest.
+
+    `offsets` are where each token begins and ends in the text; the bytes of one character may be several tokens, which
+    then share it.
+    """
 
     tokens: list[str]
-    base: npt.NDArray[np.float32]
-    knn: npt.NDArray[np.float32]
-    gnn: npt.NDArray[np.float32]
-    gnn_knn: npt.NDArray[np.float32]
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    log_probs: Mapping[str, Floats]
+    top1: Mapping[str, npt.NDArray[np.bool_]]
 
-    def perplexity(self, predictor: str = "gnn_knn") -> float:
-        return float(np.exp(-getattr(self, predictor).mean()))
+    def __getattr__(self, name: str) -> Floats:
+        """`scores.base`, `scores.knn`, `scores.gnn`, `scores.gnn_knn`: the log-probabilities of a predictor."""
+        if name in PREDICTORS and name in self.log_probs:
+            return self.log_probs[name]
+        raise AttributeError(f"these scores have no {name}; they have {', '.join(self.log_probs)}")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def perplexity(self, predictor: str | None = None) -> float:
+        """The perplexity of the text under a predictor; without a name, under the last one scored."""
+        return float(np.exp(-self.log_probs[predictor or list(self.log_probs)[-1]].mean()))
 
 
 @dataclass(frozen=True)
-class Neighbor:
-    """A place in the store that resembles the text before a token; `token` is what stands there next."""
+class Neighbour:
+    """A place in the store that resembles the text before a token; `token` is what comes next there.
+
+    `start` and `end` are the token's characters in the document.
+    """
 
     document: str
     similarity: float
     position: int
+    start: int
+    end: int
     before: str
     token: str
     after: str
 
 
+@dataclass(frozen=True)
+class Next:
+    """The distribution of the next token by predictor: log-probabilities over the vocabulary."""
+
+    log_probs: Mapping[str, Floats]
+    pieces: Mapping[str, list[tuple[str, float]]]  # the likeliest tokens and their probabilities, likeliest first
+
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """A document of the store."""
+
+    name: str
+    tokens: int
+
+
 class Book:
-    """A finished run, opened for use. Parts are loaded when first needed."""
+    """An open-book model for texts. `gnnlm.open(run)` makes one from a finished run."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        run.artifact("tune")  # refuses an unfinished or foreign run before anything is loaded
+    def __init__(self, model: OpenBook, origin: str = "in memory") -> None:
+        self.model, self.origin = model, origin
 
-    def score(self, text: str, exclude: Iterable[str] = ()) -> Scores:
-        """Log-probability of every token of the text, by predictor.
+    def __repr__(self) -> str:
+        rows, documents = len(self.model.index), len(self.model.store.names)
+        names = ", ".join(self.predictors)
+        return f"<gnnlm.Book {self.origin}: {rows:,} rows of {documents:,} documents; predictors {names}>"
 
-        `exclude` names documents of the store that may not be looked up, such as the text's own.
-        """
-        offsets, source = self._look_up(text, exclude)
-        predictor = self.run.predictor
-        parts = [
-            predictor.target_log_probs(block, source) for block in predictor.blocks(source, self.run.config.eval.block)
-        ]
-        rows = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in PREDICTORS}
-        ends = [*offsets[1:], len(text)]
-        return Scores([text[start:end] for start, end in zip(offsets, ends, strict=True)], **rows)
-
-    def neighbors(
-        self, text: str, k: int = 3, exclude: Iterable[str] = (), left: int = 8, right: int = 8
-    ) -> list[list[Neighbor]]:
-        """For every token of the text, the k places in the store looked up to predict it, nearest first."""
-        if k < 1:
-            raise ConfigError(f"neighbors: k must be at least 1 (got {k})")
-        _, source = self._look_up(text, exclude, k)
-        store = self.run.streams["train"]
-        found = []
-        for ids, similarity in zip(source.ids[:-1], source.similarity[:-1], strict=True):
-            line = []
-            for row, score in zip(ids, similarity, strict=True):
-                if row >= 0:
-                    passage = store.passage(int(row), left, right)
-                    line.append(
-                        Neighbor(passage.document, float(score), int(row), passage.before, passage.token, passage.after)
-                    )
-            found.append(line)
-        return found
+    @property
+    def predictors(self) -> tuple[str, ...]:
+        """The names of the predictors this book has."""
+        return self.model.predictor.names
 
     @cached_property
-    def _index(self) -> Index:
-        from gnnlm.retrieval.index import open_index
+    def documents(self) -> list[StoredDocument]:
+        """The documents of the store, in its order."""
+        sizes = (self.model.store.document_starts.diff() - 1).tolist()
+        return [StoredDocument(name, size) for name, size in zip(self.model.store.names, sizes, strict=True)]
 
-        return open_index(self.run.artifact("index"), self.run.config.index.probes)
+    # -- scoring -------------------------------------------------------------------------------------------
 
-    def _look_up(self, text: str, exclude: Iterable[str], k: int | None = None) -> tuple[list[int], Assembler]:
-        """Where each token starts, and the text as one document with the neighbours of every position."""
-        from gnnlm.datastore.encode import encode_tokens, round_states
-        from gnnlm.datastore.store import States
-        from gnnlm.retrieval.search import search_allowed
+    @overload
+    def score(
+        self, texts: Text, *, predictors: Iterable[str] | None = None, only: Names = None, exclude: Names = None
+    ) -> Scores: ...
 
-        run, config = self.run, self.run.config
-        if not isinstance(text, str):
-            raise CorpusError(f"expected a string to look up, got {type(text).__name__}")
-        tokens, offsets = run.lm.tokenize(text)
-        if not tokens:
-            raise CorpusError("there is nothing to score: the text has no token")
-        encoded = encode_tokens(run.lm, np.asarray(tokens, dtype=np.int64), config.lm, config.store.key)
-        states = round_states(encoded.states, config.store.dtype)
-        keys = states if encoded.keys is None else round_states(encoded.keys, config.store.dtype)
-        k = min(k or config.search.k, len(self._index))
-        stream, barred = run.streams["train"], self._documents(exclude)
+    @overload
+    def score(
+        self, texts: list[Text], *, predictors: Iterable[str] | None = None, only: Names = None, exclude: Names = None
+    ) -> list[Scores]: ...
 
-        def allowed(_: Ids, found: Ids) -> npt.NDArray[np.bool_]:
-            return ~np.isin(stream.document_of(found), barred)
+    def score(
+        self,
+        texts: Text | list[Text],
+        *,
+        predictors: Iterable[str] | None = None,
+        only: Names = None,
+        exclude: Names = None,
+    ) -> Scores | list[Scores]:
+        """The log-probability of every token, by predictor, of one text or many.
 
-        forbidden = np.full(len(states), (stream.starts[barred + 1] - stream.starts[barred]).sum())
-        ids, similarity = search_allowed(self._index, keys, k, allowed, forbidden)
-        queries = States.make(
-            torch.from_numpy(states), torch.tensor([*tokens, END]), torch.tensor([0, len(tokens) + 1])
+        A pair (context, continuation) scores the continuation as it follows the context. `only` and `exclude` name the
+        documents of the store (or globs of names) that may or may not be looked up.
+        """
+        several = texts if isinstance(texts, list) else [texts]
+        wanted = self._wanted(predictors)
+        jobs = [_Job.make(self.model, text, number) for number, text in enumerate(several)]
+        allowed = self._allowed(only, exclude)
+        done: dict[int, Scores] = {}
+        for batch in _batches(jobs):
+            for job, scores in zip(batch, self._score(batch, wanted, allowed), strict=True):
+                done[job.number] = scores
+        found = [done[number] for number in range(len(jobs))]
+        return found if isinstance(texts, list) else found[0]
+
+    @torch.inference_mode()
+    def _score(self, jobs: list[_Job], wanted: tuple[str, ...], allowed: Allowed | None) -> list[Scores]:
+        """Texts of similar length, side by side, a block of tokens at a time."""
+        log_probs: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
+        top1: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
+        past: Past | None = None
+        longest = max(len(job.ids) for job in jobs)
+        for start in range(0, longest, BLOCK):
+            parts = [job.ids[start : min(start + BLOCK, len(job.ids) - 1)] for job in jobs]  # the last predicts nothing
+            first = 0 if past is None else start + 1  # the first new prediction is that of this token
+            prediction, past = self.model.read(parts, past, wanted, allowed)
+            for line, job in enumerate(jobs):
+                targets = torch.tensor(job.ids[first : first + int(prediction.real[line].sum())], dtype=torch.long)
+                places = torch.nonzero(torch.arange(first, first + len(targets)) >= job.first)[:, 0]
+                if not len(places):
+                    continue
+                targets = targets[places].to(prediction.real.device)
+                for name, full_NV in prediction[line, places].log_probs(wanted).items():
+                    log_probs[line][name].append(full_NV.gather(1, targets[:, None])[:, 0].cpu())
+                    top1[line][name].append((full_NV.argmax(1) == targets).cpu())
+        return [
+            Scores(
+                job.pieces,
+                job.ids[job.first :],
+                job.offsets,
+                {name: torch.cat(values).numpy() for name, values in log_probs[line].items()},
+                {name: torch.cat(values).numpy() for name, values in top1[line].items()},
+            )
+            for line, job in enumerate(jobs)
+        ]
+
+    # -- looking up ----------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def neighbors(
+        self, text: str, k: int = 3, *, only: Names = None, exclude: Names = None, left: int = 8, right: int = 8
+    ) -> list[list[Neighbour]]:
+        """For every token of the text, the k places in the store that are looked up to predict it, nearest first."""
+        if k < 1:
+            raise ConfigError(f"neighbors: k must be at least 1 (got {k})")
+        job, allowed = _Job.make(self.model, text, 0), self._allowed(only, exclude)
+        lines: list[list[Neighbour]] = []
+        past: Past | None = None
+        for start in range(0, len(job.ids), BLOCK):
+            part = job.ids[start : min(start + BLOCK, len(job.ids) - 1)]
+            prediction, past = self.model.read([part], past, ("base",), allowed, k)
+            for found in _each(prediction.neighbours[0].nearest(k)):
+                lines.append([self._neighbour(row, score, left, right) for row, score in found])
+        return lines
+
+    def _neighbour(self, position: int, similarity: float, left: int, right: int) -> Neighbour:
+        passage = self.model.store.passage(position, left, right)
+        start, end = self.model.store.characters(position)
+        return Neighbour(
+            passage.document, similarity, position, start, end, passage.before, passage.token, passage.after
         )
-        return offsets, Assembler(queries, run.store, ids, similarity, config.gnn.left, config.gnn.right)
 
-    def _documents(self, names: Iterable[str]) -> Ids:
-        """The numbers of the store's documents with these names."""
-        wanted = {names} if isinstance(names, str) else set(names)
-        documents = self.run.streams["train"].documents if wanted else []
-        numbers = [number for number, document in enumerate(documents) if document["name"] in wanted]
-        unknown = wanted - {documents[number]["name"] for number in numbers}
-        if unknown:
-            raise CorpusError(f"no document named {sorted(unknown)[0]!r} in the store; names are as in neighbors()")
-        return np.asarray(numbers, dtype=np.int64)
+    @torch.inference_mode()
+    def next(
+        self,
+        text: str,
+        *,
+        predictors: Iterable[str] | None = None,
+        top: int = 10,
+        only: Names = None,
+        exclude: Names = None,
+    ) -> Next:
+        """The distribution of the token that follows a text (an empty one too), by predictor."""
+        wanted, allowed = self._wanted(predictors), self._allowed(only, exclude)
+        ids = _tokenized(self.model, text)[0]
+        prediction, past = self.model.read([ids[:BLOCK]], None, wanted, allowed)
+        for start in range(BLOCK, len(ids), BLOCK):
+            prediction, past = self.model.read([ids[start : start + BLOCK]], past, wanted, allowed)
+        log_probs = {name: full_1V[0].cpu() for name, full_1V in prediction[0, -1:].log_probs(wanted).items()}
+        pieces = {}
+        for name, values_V in log_probs.items():
+            best = values_V.topk(min(top, len(values_V)))
+            pieces[name] = [
+                (self.model.lm.piece(token), float(np.exp(value)))
+                for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            ]
+        return Next({name: values_V.numpy() for name, values_V in log_probs.items()}, pieces)
+
+    def _wanted(self, predictors: Iterable[str] | None) -> tuple[str, ...]:
+        wanted = self.predictors if predictors is None else tuple([predictors] if isinstance(predictors, str) else predictors)
+        self.model.predictor.check(wanted)
+        if not wanted:
+            raise ConfigError(f"name at least one predictor of {', '.join(self.predictors)}")
+        return wanted
+
+    def _allowed(self, only: Names, exclude: Names) -> Allowed | None:
+        """The positions that may be looked up; None for all."""
+        if only is None and exclude is None:
+            return None
+        store = self.model.store
+        numbers = open_documents(store.names, only, exclude)
+        if not len(numbers):
+            warn("no document may be looked up: every predictor predicts without neighbours")
+        open_D = torch.zeros(len(store.names), dtype=torch.bool)
+        open_D[torch.tensor(numbers, dtype=torch.long)] = True
+        return Allowed(positions=open_D.repeat_interleave(store.document_starts.diff()))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A text to score: its token ids, and those from `first` on with their pieces and offsets."""
+
+    number: int
+    ids: list[int]
+    first: int
+    pieces: list[str]
+    offsets: list[tuple[int, int]]
+
+    @classmethod
+    def make(cls, model: OpenBook, text: Text, number: int) -> _Job:
+        if isinstance(text, tuple):
+            if len(text) != 2:
+                raise CorpusError(f"expected a pair (context, continuation), got {len(text)} texts")
+            before, after = (_tokenized(model, part) for part in text)
+            ids, first, offsets, last = [*before[0], *after[0]], len(before[0]), after[1], text[1]
+        else:
+            ids, offsets = _tokenized(model, text)
+            first, last = 0, text
+        if len(ids) == first:
+            raise CorpusError("there is nothing to score: the text has no token")
+        ends = [next((o for o in offsets[i + 1 :] if o > start), len(last)) for i, start in enumerate(offsets)]
+        shared = [starts == after for starts, after in zip(offsets, [*offsets[1:], -1], strict=True)]
+        pieces = [
+            model.lm.piece(token) if shared[i] or (i and shared[i - 1]) else last[start:end]
+            for i, (token, start, end) in enumerate(zip(ids[first:], offsets, ends, strict=True))
+        ]
+        return cls(number, ids, first, pieces, list(zip(offsets, ends, strict=True)))
+
+
+def _tokenized(model: OpenBook, text: str) -> tuple[list[int], list[int]]:
+    if not isinstance(text, str):
+        raise CorpusError(f"expected a string, got {type(text).__name__}")
+    check_text(text, "the text")
+    return model.lm.tokenize(text)
+
+
+def _batches(jobs: list[_Job]) -> Iterator[list[_Job]]:
+    """Jobs of similar length together."""
+    rest = sorted(jobs, key=lambda job: -len(job.ids))
+    while rest:
+        count = max(1, BATCH_TOKENS // len(rest[0].ids))
+        yield rest[:count]
+        rest = rest[count:]
+
+
+def _each(neighbours: Neighbours) -> Iterator[Sequence[tuple[int, float]]]:
+    """The real neighbours of each query."""
+    for positions, similarity in zip(neighbours.positions.tolist(), neighbours.similarity.tolist(), strict=True):
+        yield [(row, score) for row, score in zip(positions, similarity, strict=True) if row >= 0]
 
 
 def open_book(path: str | Path) -> Book:
     """Open a finished run directory."""
-    return Book(Run(load_config(Path(path)), reading=True))
+    run = Run(load_config(Path(path)), reading=True)
+    run.artifact("tune")  # refuses an unfinished or stale run before anything is loaded
+    config, parts = run.config, run.parts
+    reading = Reading(config.lm.window, config.lm.context, config.store.key, config.store.dtype)
+    return Book(OpenBook(parts.lm, parts.store, parts.index, parts.predictor, reading), str(run.root))

@@ -14,7 +14,7 @@ from rich.table import Table
 from gnnlm.artifact import human_bytes
 from gnnlm.cli.lm import lm
 from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, open_config, out, size_of
-from gnnlm.cli.reports import print_json, read_report, show_examples, show_report
+from gnnlm.cli.reports import open_report, print_json, show_examples, show_report
 from gnnlm.cli.stages import add_stage_commands
 from gnnlm.config import load_config
 from gnnlm.progress import human_time, say, warn
@@ -66,11 +66,11 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
 @app.command()
 def compare(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run directories.")]) -> None:
     """Show the four rows of several runs beside each other."""
-    from gnnlm.evaluate.report import comparison
+    from gnnlm.evaluate.tables import comparison
 
-    reports = {str(path): read_report(Run(load_config(path), reading=True)) for path in runs}
+    reports = {str(path): open_report(Run(load_config(path), reading=True)) for path in runs}
     Console(highlight=False, width=max(out.width, 180)).print(comparison(reports))
-    if len({(report["test_tokens"], report["rows"]["base"]["ppl"]) for report in reports.values()}) > 1:
+    if len({(report.test_tokens, report.rows["base"].ppl) for report in reports.values()}) > 1:
         warn("these runs were not tested on the same text under the same base model")
 
 
@@ -99,7 +99,7 @@ def demo(
     show_report(made, as_json=False)
     show_examples(made, count=2)
     out.print(
-        f"\nFigures: {made.path('eval')}/rows.png, training.png; the table as JSON and Markdown beside them.\n"
+        "\n"
         "Next, your own text, a folder of .txt, .md, .rst or .jsonl files. Write mine.yaml:\n"
         "    run: runs/mine\n"
         "    corpus: {source: FOLDER}\n"

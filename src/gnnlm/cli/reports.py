@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gnnlm.cli.options import out
 from gnnlm.run import Run
 
+if TYPE_CHECKING:
+    from gnnlm.evaluate.report import Report
+
 
 def show_report(made: Run, as_json: bool) -> None:
-    from gnnlm.evaluate.report import notes, rich_table
+    from gnnlm.evaluate.tables import notes, rich_table
 
-    report = read_report(made)
+    report = open_report(made)
     out.print(rich_table(report))
     for note in notes(report):
         out.print(note, soft_wrap=True, markup=False)
+    figures = "rows.png" if report.training is None else "rows.png, training.png"
+    out.print(
+        f"Report and figures: {made.path('eval')}/report.md, report.json, {figures}", soft_wrap=True, markup=False
+    )
     if as_json:
         print_json(made)
 
@@ -23,18 +30,18 @@ def show_report(made: Run, as_json: bool) -> None:
 def show_examples(made: Run, count: int) -> None:
     from gnnlm.evaluate.examples import find_examples, render_example
 
-    report, table = made.artifact("eval"), made.artifact("search")
-    base, best = report.array("base.log_probs.npy"), report.array("gnn_knn.log_probs.npy")
-    ids, similarity = table.array("test.ids.npy"), table.array("test.similarity.npy")
-    streams = made.streams
-    for example in find_examples(streams["test"], streams["train"], base, best, ids, similarity, count):
+    scores, parts = made.artifact("eval"), made.parts
+    best = open_report(made).predictors[-1]
+    base, gained = (scores.array(f"{name}.log_probs.npy") for name in ("base", best))
+    for example in find_examples(parts.searched("test"), parts.streams["test"], parts.store, base, gained, count):
         out.print(render_example(example))
 
 
-def read_report(made: Run) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((made.artifact("eval").path / "report.json").read_text(encoding="utf-8"))
-    return report
+def open_report(made: Run) -> Report:
+    from gnnlm.evaluate.report import read_report
+
+    return read_report(made.artifact("eval").path / "report.json")
 
 
 def print_json(made: Run) -> None:
-    print(json.dumps(read_report(made)), flush=True)
+    print(json.dumps(open_report(made).as_json()), flush=True)

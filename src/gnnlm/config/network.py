@@ -15,7 +15,9 @@ class GnnConfig(Section):
         description="`paper`: the equations as printed. `released`: the public code's choices. `default`: what "
         "measures best. Each field below that is null takes the preset's value.",
     )
-    layers: int = Field(3, gt=0, description="GNN layers.")
+    layers: int = Field(
+        3, ge=0, description="GNN layers. 0: no graph network and no training; the book then predicts with kNN alone."
+    )
     heads: int | None = Field(None, gt=0, description="Attention heads. Default: one per 64 of the width.")
     width: int | None = Field(None, gt=0, description="Width of the GNN. Default: the base model's.")
     left: int = Field(1, ge=0, description="Window nodes left of a row.")

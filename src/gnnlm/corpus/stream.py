@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +68,8 @@ class SplitWriter:
     def __init__(self, draft: Draft, split: str, vocab_size: int) -> None:
         self._draft, self._split, self._dtype = draft, split, token_dtype(vocab_size)
         self._tokens, self._offsets, self._starts = array("i"), array("i"), array("q", [0])
-        file = draft.folder / f"{split}.documents.jsonl"
-        self._file = file.open("w", encoding="utf-8", errors=SURROGATES, newline="\n")
+        self._lines, self._names = array("q", [0]), list[str]()
+        self._file = (draft.folder / f"{split}.documents.jsonl").open("wb")
         self.documents = self.bytes = self.words = 0
 
     @property
@@ -81,7 +82,10 @@ class SplitWriter:
         self._offsets.extend(document.offsets)
         self._offsets.append(len(document.text))
         self._starts.append(len(self._tokens))
-        self._file.write(json.dumps({"name": document.name, "text": document.text}, ensure_ascii=False) + "\n")
+        line = json.dumps({"name": document.name, "text": document.text}, ensure_ascii=False) + "\n"
+        self._file.write(line.encode("utf-8", SURROGATES))
+        self._lines.append(self._file.tell())
+        self._names.append(document.name)
         self.documents += 1
         self.bytes += len(document.text.encode("utf-8", "surrogateescape"))
         self.words += len(document.text.split())
@@ -92,12 +96,42 @@ class SplitWriter:
         self._draft.save(f"{self._split}.tokens.npy", np.asarray(self._tokens, dtype=self._dtype))
         self._draft.save(f"{self._split}.offsets.npy", np.asarray(self._offsets, dtype=np.int32))
         self._draft.save(f"{self._split}.starts.npy", np.asarray(self._starts, dtype=np.int64))
+        self._draft.save(f"{self._split}.lines.npy", np.asarray(self._lines, dtype=np.int64))
+        self._draft.write_text(f"{self._split}.names.json", json.dumps(self._names))
         return {
             "documents": self.documents,
             "tokens": self.tokens,
             "bytes": self.bytes,
             "whitespace_words": self.words,
         }
+
+
+class Documents(Sequence[dict[str, str]]):
+    """Name and text of each document of a split; a document is read when it is asked for."""
+
+    def __init__(self, file: Path, lines: npt.NDArray[np.int64]) -> None:
+        self._file, self._lines = file, lines
+        self._read = lru_cache(maxsize=64)(self._read_line)
+
+    def __len__(self) -> int:
+        return len(self._lines) - 1
+
+    @overload
+    def __getitem__(self, number: int) -> dict[str, str]: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[dict[str, str]]: ...
+
+    def __getitem__(self, number: int | slice) -> dict[str, str] | list[dict[str, str]]:
+        places = range(len(self))[number]
+        return self._read(places) if isinstance(places, int) else [self._read(place) for place in places]
+
+    def _read_line(self, number: int) -> dict[str, str]:
+        begin, end = self._lines[number : number + 2].tolist()
+        with self._file.open("rb") as file:
+            file.seek(begin)
+            document: dict[str, str] = json.loads(file.read(end - begin).decode("utf-8", SURROGATES))
+        return document
 
 
 class Stream:
@@ -108,8 +142,14 @@ class Stream:
         self.tokens: npt.NDArray[Any] = corpus.array(f"{split}.tokens.npy")
         self.starts: npt.NDArray[np.int64] = np.asarray(corpus.array(f"{split}.starts.npy"))
         self._offsets = corpus.array(f"{split}.offsets.npy")
-        self._file: Path = corpus.path / f"{split}.documents.jsonl"
-        self._documents: list[dict[str, str]] | None = None
+        self._names_file = corpus.path / f"{split}.names.json"
+        self.documents = Documents(corpus.path / f"{split}.documents.jsonl", corpus.array(f"{split}.lines.npy"))
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of each document, read without the texts."""
+        names: list[str] = json.loads(self._names_file.read_text(encoding="utf-8"))
+        return names
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -118,14 +158,6 @@ class Stream:
     def token_count(self) -> int:
         """Tokens, not counting the position past each document's last."""
         return len(self.tokens) - (len(self.starts) - 1)
-
-    @property
-    def documents(self) -> list[dict[str, str]]:
-        """Name and text of each document, read when first asked for."""
-        if self._documents is None:
-            with self._file.open(encoding="utf-8", errors=SURROGATES, newline="\n") as file:
-                self._documents = [json.loads(line) for line in file]
-        return self._documents
 
     def text(self) -> npt.NDArray[np.int64]:
         """All tokens, one document after the other."""
@@ -147,11 +179,15 @@ class Stream:
         number = int(self.document_of(position))
         first = max(int(self.starts[number]), position - left)
         return Passage(
-            self.documents[number]["name"],
+            self.names[number],
             self.text_between(first, position),
             self.text_between(position, position + 1),
             self.text_between(position + 1, position + 1 + right),
         )
+
+    def characters(self, position: int) -> tuple[int, int]:
+        """Where a position's token begins and ends in the text of its document."""
+        return int(self._offsets[position]), int(self._offsets[position + 1])
 
     def text_between(self, first: int, last: int) -> str:
         """The text of the tokens first..last-1, cut to the document that holds `first`."""

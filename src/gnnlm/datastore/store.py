@@ -1,10 +1,17 @@
-"""Reading a store: tensors of states, tokens and document bounds, by position."""
+"""Reading a store: tokens, states and documents, by position.
+
+A segment is whole documents with everything about their positions; it never changes. A store is a list of segments
+behind one numbering: a position is its segment's base plus its row there. Nothing here holds more than a few bytes
+per document in memory; tokens and states are memory-mapped.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,34 +19,35 @@ import torch
 from torch import Tensor
 
 from gnnlm.artifact import Artifact
-from gnnlm.corpus.stream import Stream
+from gnnlm.corpus.stream import Passage, Stream
 from gnnlm.datastore.quantize import CodedTable
 
 
-@dataclass(frozen=True)
-class States:
-    """One split, as tensors over its positions (states memory-mapped, half precision, or coded).
+class Texts(Protocol):
+    """The documents behind positions, for people to read."""
 
-    `document_P` numbers the document of each position; `first_P` and `last_P` are its first and last position.
-    """
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    def passage(self, position: int, left: int, right: int) -> Passage: ...
+
+    def characters(self, position: int) -> tuple[int, int]: ...
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Documents laid end to end: states (half precision, or coded), tokens (-1 past an end), and where each begins."""
 
     states_PD: Tensor | CodedTable
     tokens_P: Tensor
-    document_P: Tensor
-    first_P: Tensor
-    last_P: Tensor
+    starts: Tensor
+    texts: Texts | None = None
 
     @classmethod
-    def open(cls, store: Artifact, stream: Stream) -> States:
+    def open(cls, store: Artifact, stream: Stream) -> Segment:
+        """A split as it was encoded."""
         states_PD = mapped(store.array(f"{stream.split}.states.npy"))
-        tokens_P = torch.from_numpy(np.asarray(stream.tokens, dtype=np.int64))
-        return cls.make(states_PD, tokens_P, torch.from_numpy(stream.starts))
-
-    @classmethod
-    def make(cls, states_PD: Tensor, tokens_P: Tensor, starts: Tensor) -> States:
-        lengths = starts.diff()
-        document_P = torch.arange(len(lengths)).repeat_interleave(lengths)
-        return cls(states_PD, tokens_P, document_P, starts[:-1][document_P], starts[1:][document_P] - 1)
+        return cls(states_PD, mapped(stream.tokens), torch.from_numpy(np.array(stream.starts)), stream)
 
     def __len__(self) -> int:
         return len(self.tokens_P)
@@ -48,15 +56,125 @@ class States:
     def width(self) -> int:
         return self.states_PD.shape[1] if isinstance(self.states_PD, Tensor) else self.states_PD.width
 
-    def gather(self, positions: Tensor) -> Tensor:
+    def states(self, positions: Tensor) -> Tensor:
         """States at the positions, float32, [..., D]."""
         if isinstance(self.states_PD, Tensor):
             return self.states_PD[positions].float()
         return self.states_PD.decode(positions)
 
-    def coded(self, table: CodedTable) -> States:
+    def tokens(self, positions: Tensor) -> Tensor:
+        return self.tokens_P[positions].long()
+
+    def document_of(self, positions: Tensor) -> Tensor:
+        """The number of each position's document.
+
+        >>> Segment(torch.zeros(5, 1), torch.zeros(5), torch.tensor([0, 2, 5])).document_of(torch.tensor([1, 2]))
+        tensor([0, 1])
+        """
+        return torch.searchsorted(self.starts, positions.contiguous(), right=True) - 1
+
+    def bounds(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the last position of each position's document."""
+        document = self.document_of(positions)
+        return self.starts[document], self.starts[document + 1] - 1
+
+    def coded(self, table: CodedTable) -> Segment:
         """The same positions with coded states."""
         return replace(self, states_PD=table)
+
+
+class Store:
+    """Segments one after the other, read by position."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        assert segments, "a store has at least one segment"
+        self.segments = tuple(segments)
+        sizes = torch.tensor([len(segment) for segment in self.segments])
+        self.bases = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
+        counts = torch.tensor([len(segment.starts) - 1 for segment in self.segments])
+        self._first_document = counts.cumsum(0) - counts
+
+    def __len__(self) -> int:
+        return int(self.bases[-1])
+
+    @property
+    def width(self) -> int:
+        return self.segments[0].width
+
+    def states(self, positions: Tensor) -> Tensor:
+        """States at the positions, float32, [..., D]."""
+        (found,) = self._each(positions, lambda segment, rows, number: (segment.states(rows),))
+        return found
+
+    def tokens(self, positions: Tensor) -> Tensor:
+        """The token at each position, int64; -1 past a document's end."""
+        (found,) = self._each(positions, lambda segment, rows, number: (segment.tokens(rows),))
+        return found
+
+    def bounds(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the last position of each position's document."""
+
+        def within(segment: Segment, rows: Tensor, number: int) -> tuple[Tensor, ...]:
+            first, last = segment.bounds(rows)
+            return first + self.bases[number], last + self.bases[number]
+
+        first, last = self._each(positions, within)
+        return first, last
+
+    def document_of(self, positions: Tensor) -> Tensor:
+        """The number of each position's document, counted through all segments."""
+        first = self._first_document
+        (found,) = self._each(positions, lambda segment, rows, number: (segment.document_of(rows) + first[number],))
+        return found
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of every document, in the order of their numbers."""
+        return [name for segment in self.segments for name in _texts(segment).names]
+
+    @cached_property
+    def document_starts(self) -> Tensor:
+        """The first position of every document, and the store's end."""
+        starts = [segment.starts[:-1] + base for segment, base in zip(self.segments, self.bases[:-1], strict=True)]
+        return torch.cat([*starts, self.bases[-1:]])
+
+    def passage(self, position: int, left: int, right: int) -> Passage:
+        """The token at a position with `left` tokens before it and `right` after it, within its document."""
+        texts, row = self._text_at(position)
+        return texts.passage(row, left, right)
+
+    def characters(self, position: int) -> tuple[int, int]:
+        """Where the token at a position begins and ends in the text of its document."""
+        texts, row = self._text_at(position)
+        return texts.characters(row)
+
+    def _text_at(self, position: int) -> tuple[Texts, int]:
+        number = int(torch.searchsorted(self.bases, position, right=True)) - 1
+        return _texts(self.segments[number]), position - int(self.bases[number])
+
+    def _each(
+        self, positions: Tensor, read: Callable[[Segment, Tensor, int], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """Read every position from its segment."""
+        if len(self.segments) == 1:
+            return read(self.segments[0], positions, 0)
+        flat = positions.flatten()
+        number_N = torch.searchsorted(self.bases, flat, right=True) - 1
+        outs: list[Tensor] = []
+        for number in number_N.unique().tolist():
+            here = torch.nonzero(number_N == number)[:, 0]
+            parts = read(self.segments[number], flat[here] - self.bases[number], number)
+            outs = outs or [part.new_empty((len(flat), *part.shape[1:])) for part in parts]
+            for out, part in zip(outs, parts, strict=True):
+                out[here] = part
+        if not outs:  # no positions at all
+            return tuple(part for part in read(self.segments[0], positions, 0))
+        return tuple(out.view(*positions.shape, *out.shape[1:]) for out in outs)
+
+
+def _texts(segment: Segment) -> Texts:
+    assert segment.texts is not None, "this segment came without its texts"
+    return segment.texts
 
 
 def mapped(array: npt.NDArray[Any]) -> Tensor:

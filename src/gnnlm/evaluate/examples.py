@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from rich.text import Text
 
 from gnnlm.corpus.stream import Passage, Stream
+from gnnlm.datastore.store import Store
+from gnnlm.predict.score import SearchedText
 
 LEFT, RIGHT = 14, 6  # tokens shown before and after the one that is predicted
 
@@ -22,17 +25,16 @@ class Example:
 
 
 def find_examples(
+    searched: SearchedText,
     test: Stream,
-    train: Stream,
+    store: Store,
     base: npt.NDArray[np.float32],
     best: npt.NDArray[np.float32],
-    ids: npt.NDArray[np.int32],
-    similarity: npt.NDArray[np.float32],
     count: int,
 ) -> list[Example]:
     """The test words whose probability gained most from being looked up, one per document, with their nearest rows.
 
-    `base` and `best` are the log-probabilities of each test token; `ids` and `similarity` its neighbour table.
+    `base` and `best` are the log-probabilities of each test token.
     """
     positions = np.flatnonzero(np.asarray(test.tokens) >= 0)
     examples: list[Example] = []
@@ -45,9 +47,10 @@ def find_examples(
             continue
         used.add(number)
         gain = f"p {np.exp(base[place]):.3f} -> {np.exp(best[place]):.3f}"
+        nearest = searched.table.at(torch.tensor([position]), 3)[0]
         found = [
-            (train.passage(int(row), LEFT, RIGHT), f"similarity {score:.3f}")
-            for row, score in zip(ids[position, :3], similarity[position, :3], strict=True)
+            (store.passage(row, LEFT, RIGHT), f"similarity {score:.3f}")
+            for row, score in zip(nearest.positions.tolist(), nearest.similarity.tolist(), strict=True)
             if row >= 0
         ]
         examples.append(Example((test.passage(position, LEFT, 0), gain), found))

@@ -5,28 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gnnlm.predict.predictor import LABELS, PREDICTORS, perplexity
+from gnnlm.evaluate.report import Report
+from gnnlm.predict.predictor import LABELS, perplexity
 
 COLOURS = {"base": "#9aa5b1", "knn": "#6baed6", "gnn": "#fd8d3c", "gnn_knn": "#31a354"}
 
 
-def plot_rows(report: dict[str, Any], path: Path) -> None:
+def plot_rows(report: Report, path: Path) -> None:
     """Perplexity of the four predictors with their 95% intervals."""
     figure, axes = _axes()
-    for place, name in enumerate(PREDICTORS):
-        row = report["rows"][name]
-        if row["ppl"] is None or None in row["ppl_95"]:
+    for place, name in enumerate(report.predictors):
+        row = report.rows[name]
+        low, high = row.ppl_95
+        if row.ppl is None or low is None or high is None or row.change is None:
             axes.text(place, 0, "infinite", ha="center", va="bottom")
             continue
-        low, high = row["ppl_95"]
-        axes.bar(place, row["ppl"], color=COLOURS[name], width=0.65)
-        axes.errorbar(place, row["ppl"], yerr=[[row["ppl"] - low], [high - row["ppl"]]], color="#333", capsize=4, lw=1)
-        change = "" if name == "base" else f"\n{100 * row['change']:+.1f}%"
-        axes.text(place, high * 1.01, f"{row['ppl']:.2f}{change}", ha="center", va="bottom")
-    axes.set_xticks(range(len(PREDICTORS)), [LABELS[name] for name in PREDICTORS])
-    axes.set_ylim(0, 1.18 * max(report["rows"][name]["ppl_95"][1] or 0 for name in PREDICTORS))
+        axes.bar(place, row.ppl, color=COLOURS[name], width=0.65)
+        axes.errorbar(
+            place, row.ppl, yerr=[[max(0.0, row.ppl - low)], [max(0.0, high - row.ppl)]], color="#333", capsize=4, lw=1
+        )
+        change = "" if name == "base" else f"\n{100 * row.change:+.1f}%"
+        axes.text(place, high * 1.01, f"{row.ppl:.2f}{change}", ha="center", va="bottom")
+    axes.set_xticks(range(len(report.rows)), [LABELS[name] for name in report.predictors])
+    axes.set_ylim(0, 1.18 * max(row.ppl_95[1] or 1.0 for row in report.rows.values()))
     axes.set_ylabel("test perplexity")
-    axes.set_title(f"{report['test_tokens']:,} test tokens, {report['store_tokens']:,} in the store", fontsize=10)
+    axes.set_title(f"{report.test_tokens:,} test tokens, {report.store_tokens:,} in the store", fontsize=10)
     _save(figure, path)
 
 

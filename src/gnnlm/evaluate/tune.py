@@ -6,6 +6,7 @@ Shapes: N positions, K neighbours; tables are [bucket, T, k, lambda].
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gnnlm.datastore.store import Store
 from gnnlm.gnn.options import similarity_unit
-from gnnlm.graph.assemble import Assembler
 from gnnlm.predict.knn import Mix, bucket_of
-from gnnlm.predict.predictor import neighbour_tokens
+from gnnlm.predict.score import SearchedText
 from gnnlm.progress import Track
 
 COSINE_TEMPERATURES = (0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.25)
@@ -55,33 +56,38 @@ def mix_losses(lm_N: Tensor, knn_kN: Tensor, lambdas: Sequence[float]) -> Tensor
     return torch.stack(columns, dim=1)
 
 
+@dataclass(frozen=True)
+class Grid:
+    """What is tried."""
+
+    ks: Sequence[int]
+    temperatures: Sequence[float]
+    lambdas: Sequence[float]
+    buckets: int = 1
+
+
 def tune_mixes(
-    source: Assembler,
-    scores: dict[str, npt.NDArray[np.float64]],
-    ks: Sequence[int],
-    temperatures: Sequence[float],
-    lambdas: Sequence[float],
-    buckets: int = 1,
-    chunk: int = 4096,
+    text: SearchedText, store: Store, scores: dict[str, npt.NDArray[np.float64]], grid: Grid, chunk: int = 4096
 ) -> tuple[dict[str, Mix], dict[str, Any]]:
     """The best (k, T, lambda) for base and for GNN, and the loss of every combination.
 
     With several buckets of positions, by the similarity of the nearest neighbour, each has a lambda of its own;
     there are fewer where valid is small.
     """
-    available = source.ids.shape[1]
-    ks = sorted({min(k, available) for k in ks})
-    lines = torch.nonzero(source.queries.tokens_P >= 0)[:, 0]
-    nearest_N = torch.from_numpy(source.similarity[lines.numpy(), 0])
-    edges = bucket_edges(nearest_N, max(1, min(buckets, len(lines) // BUCKET_POSITIONS)))
+    temperatures, lambdas = grid.temperatures, grid.lambdas
+    ks = sorted({min(k, text.table.k) for k in grid.ks})
+    lines = torch.nonzero(text.text.tokens_P >= 0)[:, 0]
+    nearest_N = text.table.at(lines, 1).similarity[:, 0]
+    edges = bucket_edges(nearest_N, max(1, min(grid.buckets, len(lines) // BUCKET_POSITIONS)))
     bucket_N = bucket_of(nearest_N, edges)
     shape = (len(edges) + 1, len(temperatures), len(ks), len(lambdas))
     losses = {name: torch.zeros(shape, dtype=torch.float64) for name in scores}
     with Track("tune", len(lines) * len(temperatures), "mixes") as track:
         for start in range(0, len(lines), chunk):
             part = lines[start : start + chunk]
-            tokens_NK, similarity_NK = neighbour_tokens(source, part)
-            targets_N = source.queries.tokens_P[part]
+            found = text.table.at(part)
+            tokens_NK = store.tokens(found.positions.clamp(min=0)).masked_fill_(found.positions < 0, -1)
+            similarity_NK, targets_N = found.similarity, text.text.tokens(part)
             members = [torch.nonzero(bucket_N[start : start + chunk] == b)[:, 0] for b in range(shape[0])]
             for number, temperature in enumerate(temperatures):
                 knn_kN = knn_probs(tokens_NK, similarity_NK, targets_N, ks, temperature)

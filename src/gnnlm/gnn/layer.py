@@ -44,6 +44,21 @@ NEAR_START = (2.0, 0.3)  # its gate on similarity: nearly open at an exact match
 GATE_UNIT = 10.0  # gates move by the learning rate a step, and this makes it enough
 
 Weights = tuple[Tensor, Tensor | None]  # a matrix and perhaps a bias
+KeysValues = tuple[Tensor, Tensor]  # of context tokens on intra edges, [B, S, D] each
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The matrices that a forward pass multiplies with: products of parameters, made once for a frozen network."""
+
+    intra_query: Weights
+    intra_key: Weights
+    intra_value: Weights
+    inter_query: Weights
+    inter_key_HdC: Tensor
+    inter_value_HdC: Tensor
+    inter_value_bias_Hd: Tensor | None
+    output: Weights
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,7 @@ class GnnLayer(nn.Module):
             self.gate_H = nn.Parameter(torch.zeros(heads))
             self.near_H, self.near_slope_H = (nn.Parameter(torch.full((heads,), start)) for start in NEAR_START)
         self.dropout = nn.Dropout(options.dropout)
+        self._frozen: Folded | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -122,53 +138,80 @@ class GnnLayer(nn.Module):
                 parameter.requires_grad_(False)
 
     def forward(
-        self, context_BTD: Tensor, past_BMD: Tensor, band_BTS: Tensor, sources: Sources, graph: Graph
-    ) -> Tensor:
-        """New context states. `past_BMD` holds this layer's inputs of the tokens before."""
+        self, context_BTD: Tensor, past: KeysValues, band_BTS: Tensor, sources: Sources, graph: Graph
+    ) -> tuple[Tensor, KeysValues]:
+        """New context states; and the keys and values of the tokens before (`past`) and of these."""
+        folded = self.folded()
         x_BTD = self.pre_norm(context_BTD)
-        sources_BSD = torch.cat([self.pre_norm(past_BMD), x_BTD], dim=1)
-        inter_BTD = self._inter(x_BTD, sources, graph)
+        key_BSD = torch.cat([past[0], _linear(x_BTD, folded.intra_key)], dim=1)
+        value_BSD = torch.cat([past[1], _linear(x_BTD, folded.intra_value)], dim=1)
+        inter_BTD = self._inter(x_BTD, sources, graph, folded)
         if self.options.copying:
             inter_BTD = (self._split(inter_BTD) * self._nearness(graph)[..., None]).flatten(-2)
-        sum_BTD = self._intra_context(x_BTD, sources_BSD, band_BTS) + inter_BTD
+        sum_BTD = self._intra_context(_linear(x_BTD, folded.intra_query), key_BSD, value_BSD, band_BTS) + inter_BTD
         if self.options.copying:
             sum_BTD = (self._split(sum_BTD) * (GATE_UNIT * self.gate_H)[:, None]).flatten(-2)
         if self.options.combine == "mean":
             sum_BTD = sum_BTD / 2
-        added_BTD = self.dropout(_linear(sum_BTD, self._weights("output", CONTEXT)))
-        return self._post_norm(context_BTD + added_BTD, CONTEXT)
+        added_BTD = self.dropout(_linear(sum_BTD, folded.output))
+        return self._post_norm(context_BTD + added_BTD, CONTEXT), (key_BSD, value_BSD)
+
+    # -- folded weights ------------------------------------------------------------------------------------
+
+    def folded(self) -> Folded:
+        return self._frozen or self._fold()
+
+    @torch.no_grad()
+    def freeze(self) -> None:
+        """Keep the folded weights, until the layer is trained or moved."""
+        self._frozen = self._fold()
+
+    def thaw(self) -> None:
+        self._frozen = None
+
+    def _fold(self) -> Folded:
+        feature_Hdd = self.feature_EHdd[INTER]
+        key_HdC, value_HdC = self._split_rows(self.key[NEIGHBOUR]), self._split_rows(self.value[NEIGHBOUR])
+        if self.options.token_features:
+            key_HdC = torch.cat([key_HdC, self._split_rows(self.token_key_DE)], dim=-1)
+            value_HdC = torch.cat([value_HdC, self._split_rows(self.token_value_DE)], dim=-1)
+        bias_Hd = None
+        if self.options.bias:
+            bias_Hd = (self._split(self.value_bias[NEIGHBOUR])[:, None] @ feature_Hdd)[:, 0]
+        return Folded(
+            self._query_weights(CONTEXT, INTRA, CONTEXT),
+            self._weights("key", CONTEXT),
+            self._value_weights(CONTEXT, INTRA),
+            self._query_weights(NEIGHBOUR, INTER, CONTEXT),
+            key_HdC,
+            feature_Hdd.mT @ value_HdC,
+            bias_Hd,
+            self._weights("output", CONTEXT),
+        )
 
     def pre_norm(self, states: Tensor) -> Tensor:
         """Without weights: every use is followed by a matrix that can hold them."""
         return F.layer_norm(states, states.shape[-1:]) if self.options.norm == "pre" else states
 
-    def _intra_context(self, x_BTD: Tensor, sources_BSD: Tensor, band_BTS: Tensor) -> Tensor:
-        query_BHTd = self._split(_linear(x_BTD, self._query_weights(CONTEXT, INTRA, CONTEXT))).transpose(1, 2)
-        key_BHSd = self._split(_linear(sources_BSD, self._weights("key", CONTEXT))).transpose(1, 2)
-        value_BHSd = self._split(_linear(sources_BSD, self._value_weights(CONTEXT, INTRA))).transpose(1, 2)
+    def _intra_context(self, query_BTD: Tensor, key_BSD: Tensor, value_BSD: Tensor, band_BTS: Tensor) -> Tensor:
+        query_BHTd, key_BHSd, value_BHSd = (self._split(x).transpose(1, 2) for x in (query_BTD, key_BSD, value_BSD))
         mean_BHTd = F.scaled_dot_product_attention(
             query_BHTd, key_BHSd, value_BHSd, attn_mask=band_BTS[:, None], scale=1.0
         )
         return mean_BHTd.transpose(1, 2).flatten(-2)
 
-    def _inter(self, x_BTD: Tensor, sources: Sources, graph: Graph) -> Tensor:
-        query_NHd = self._split(_linear(x_BTD, self._query_weights(NEIGHBOUR, INTER, CONTEXT)).flatten(0, 1))
+    def _inter(self, x_BTD: Tensor, sources: Sources, graph: Graph, folded: Folded) -> Tensor:
+        query_NHd = self._split(_linear(x_BTD, folded.inter_query).flatten(0, 1))
         bias_NHS = self._edge_bias(graph)
         if sources.projected:
             (table,), (lines_NS,) = sources.tables, sources.lines_NS
             assert isinstance(table, Tensor)
             return attend_projected(query_NHd, bias_NHS, sources.mask_NS, table, lines_NS).view_as(x_BTD)
-        key_HdC, value_HdC = self._split_rows(self.key[NEIGHBOUR]), self._split_rows(self.value[NEIGHBOUR])
-        if self.options.token_features:
-            key_HdC = torch.cat([key_HdC, self._split_rows(self.token_key_DE)], dim=-1)
-            value_HdC = torch.cat([value_HdC, self._split_rows(self.token_value_DE)], dim=-1)
-        query_NHC = torch.einsum("nhd,hdc->nhc", query_NHd, key_HdC)
+        query_NHC = torch.einsum("nhd,hdc->nhc", query_NHd, folded.inter_key_HdC)
         mean_NHC = attend(query_NHC, bias_NHS, sources.mask_NS, sources.tables, sources.lines_NS)
-        feature_Hdd = self.feature_EHdd[INTER]
-        sum_NHd = torch.einsum("nhc,hdc->nhd", mean_NHC, feature_Hdd.mT @ value_HdC)
-        if self.options.bias:
-            bias_Hd = (self._split(self.value_bias[NEIGHBOUR])[:, None] @ feature_Hdd)[:, 0]
-            sum_NHd = sum_NHd + sources.mask_NS.any(-1)[:, None, None] * bias_Hd
+        sum_NHd = torch.einsum("nhc,hdc->nhd", mean_NHC, folded.inter_value_HdC)
+        if folded.inter_value_bias_Hd is not None:
+            sum_NHd = sum_NHd + sources.mask_NS.any(-1)[:, None, None] * folded.inter_value_bias_Hd
         return sum_NHd.reshape(x_BTD.shape)
 
     def project(self, x_RD: Tensor, features_RE: Tensor | None) -> Tensor:

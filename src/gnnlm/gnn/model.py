@@ -13,10 +13,10 @@ D base width, E = D width of token embeddings, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gnnlm.errors import ArtifactError
-from gnnlm.gnn.layer import GnnLayer, Sources
+from gnnlm.gnn.layer import GnnLayer, KeysValues, Sources
 from gnnlm.gnn.options import GnnOptions
 from gnnlm.graph.batch import Graph, band_mask
 
@@ -35,10 +35,48 @@ CHUNK_SLOTS = 2048  # window slots that go through all layers at once: they stay
 
 @dataclass(frozen=True)
 class Carry:
-    """What scoring takes from one block to the next: each layer's inputs, and the documents they belong to."""
+    """What reading takes from one block to the next: each layer's keys and values, and where they stand.
 
-    inputs: tuple[Tensor, ...]
+    A carry is a value: reading on from it, cropping it or picking rows of it leaves it as it was.
+    """
+
+    layers: tuple[KeysValues, ...]
+    position_BM: Tensor
     document_BM: Tensor
+
+    def select(self, rows: Tensor) -> Carry:
+        """Some texts of the batch, in this order; a text may be taken more than once."""
+        return self._each(lambda tensor: tensor[rows])
+
+    def dropping(self, drop_B: Tensor) -> Carry:
+        """Without the last tokens of each text: they turn into padding, which nobody attends to."""
+        slots = self.document_BM.shape[1]
+        most = int(drop_B.min()) if len(drop_B) else 0  # what goes everywhere is cut off
+        carry = self._each(lambda tensor: tensor[:, : slots - most]) if most else self
+        rest_B1 = (drop_B - most)[:, None].to(carry.document_BM.device)
+        # padding is never last here, so the last slots of a text are its last tokens
+        gone_BM = torch.arange(slots - most, device=rest_B1.device) >= slots - most - rest_B1
+        return replace(carry, document_BM=carry.document_BM.masked_fill(gone_BM, -1))._compact()
+
+    def kept(self, tokens: int) -> Carry:
+        """The last `tokens` slots, padding moved to the front."""
+        carry = self._compact()
+        drop = max(0, carry.document_BM.shape[1] - tokens)
+        return carry._each(lambda tensor: tensor[:, drop:]) if drop else carry
+
+    def _compact(self) -> Carry:
+        """Padding in front of each text's tokens, and none where no text needs it."""
+        pad_BM = self.document_BM < 0
+        if not bool(pad_BM.any()):
+            return self
+        order_BM = pad_BM.int().argsort(dim=1, descending=True, stable=True)
+        lines_B1 = torch.arange(len(order_BM), device=order_BM.device)[:, None]
+        first = int(pad_BM.sum(1).min())
+        return self._each(lambda tensor: tensor[lines_B1, order_BM][:, first:])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Carry:
+        layers = tuple((change(key), change(value)) for key, value in self.layers)
+        return Carry(layers, change(self.position_BM), change(self.document_BM))
 
 
 class SourceCache(Protocol):
@@ -83,25 +121,49 @@ class GnnModel(nn.Module):
                 nn.init.zeros_(self.widen.bias)
 
     def forward(
-        self, graph: Graph, carry: Carry | None = None, cache: SourceCache | None = None
+        self, graph: Graph, carry: Carry | None = None, cache: SourceCache | None = None, rollback: int = 0
     ) -> tuple[Tensor, Carry]:
-        """Updated states [B, T, D], and what the next block of the same texts needs."""
+        """Updated states [B, T, D], and what the next block of the same texts needs.
+
+        With `rollback`, so many of the last tokens can later be dropped from what is carried.
+        """
         options = self.options
         batch, tokens = graph.document_BT.shape
         context_BTD = self.enter(graph.context_BTD)
         if carry is None:
             nothing = context_BTD.new_zeros(batch, 0, options.width)
-            carry = Carry((nothing,) * options.layers, graph.document_BT[:, :0])
+            none_BM = graph.document_BT[:, :0]
+            carry = Carry(((nothing, nothing),) * options.layers, none_BM, none_BM)
+        position_BS = torch.cat([carry.position_BM, graph.position_BT], dim=1)
         document_BS = torch.cat([carry.document_BM, graph.document_BT], dim=1)
-        band_BTS = band_mask(document_BS, tokens, options.context)
-        seen = document_BS.shape[1]
-        drop = seen - min(seen, options.context - 1)
-        inputs = []
+        band_BTS = band_mask(position_BS, document_BS, tokens, options.context)
+        layers = []
         per_layer = cache.sources(graph) if cache else self.sources(graph)
-        for layer, past_BMD, sources in zip(self.layers, carry.inputs, per_layer, strict=True):
-            inputs.append(torch.cat([past_BMD, context_BTD], dim=1)[:, drop:].detach())
-            context_BTD = layer(context_BTD, past_BMD, band_BTS, sources, graph)
-        return self._leave(graph.context_BTD, context_BTD), Carry(tuple(inputs), document_BS[:, drop:])
+        for layer, past, sources in zip(self.layers, carry.layers, per_layer, strict=True):
+            context_BTD, (key_BSD, value_BSD) = layer(context_BTD, past, band_BTS, sources, graph)
+            layers.append((key_BSD.detach(), value_BSD.detach()))
+        after = Carry(tuple(layers), position_BS, document_BS).kept(options.context - 1 + rollback)
+        return self._leave(graph.context_BTD, context_BTD), after
+
+    def freeze(self) -> GnnModel:
+        """For prediction only: no dropout, and weights folded once."""
+        self.eval()
+        for number in range(self.options.layers):
+            self.layer(number).freeze()
+        return self
+
+    def train(self, mode: bool = True) -> GnnModel:
+        self._thaw()
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> GnnModel:
+        self._thaw()  # moved or converted: the folded weights would stay behind
+        super()._apply(fn, recurse)
+        return self
+
+    def _thaw(self) -> None:
+        for number in range(len(self.layers)):
+            self.layer(number).thaw()
 
     # -- neighbour states ----------------------------------------------------------------------------------
 

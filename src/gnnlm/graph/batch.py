@@ -1,8 +1,8 @@
 """The graph of a batch, as tensors: no edge lists, no loop over tokens.
 
-Context nodes are B blocks of T consecutive positions. Neighbour nodes are the windows of the U rows that the
-batch retrieves, each slot a line in a table of the P positions they touch. Two context tokens that retrieve the
-same row share its window, and windows of different rows are never joined, even where they overlap in the
+Context nodes are B blocks of T positions in the order of their texts. Neighbour nodes are the windows of the U rows
+that the batch retrieves, each slot a line in a table of the P positions they touch. Two context tokens that retrieve
+the same row share its window, and windows of different rows are never joined, even where they overlap in the
 corpus: they share what is read from the store, not what becomes of it.
 
     intra, context:    j -> i where j <= i, i - j < context, same document    (band_mask)
@@ -40,10 +40,20 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class Context:
+    """Context nodes: states, where each stands in its text, and which document that is (-1: padding)."""
+
+    states_BTD: Tensor
+    position_BT: Tensor
+    document_BT: Tensor
+
+
+@dataclass(frozen=True)
 class Graph:
     """A batch of context blocks with their neighbours."""
 
     context_BTD: Tensor
+    position_BT: Tensor
     document_BT: Tensor
     rows_BTK: Tensor
     edge_BTK: Tensor
@@ -91,8 +101,7 @@ def window_positions(rows_U: Tensor, first_U: Tensor, last_U: Tensor, left: int,
 
 
 def build_graph(
-    context_BTD: Tensor,
-    document_BT: Tensor,
+    context: Context,
     neighbours_BTK: Tensor,
     similarity_BTK: Tensor,
     windows_of: Callable[[Tensor], Windows],
@@ -106,22 +115,33 @@ def build_graph(
         rows_U, rows_BTK, edge_BTK = distinct_rows(neighbours_BTK)
     else:
         rows_U, edge_BTK = neighbours_BTK.flatten().clamp(min=0), neighbours_BTK >= 0
-        rows_BTK = torch.arange(len(rows_U)).view_as(neighbours_BTK)
+        rows_BTK = torch.arange(len(rows_U), device=rows_U.device).view_as(neighbours_BTK)
     similarity_BTK = similarity_BTK.masked_fill(~edge_BTK, 0.0)
-    return Graph(context_BTD, document_BT, rows_BTK, edge_BTK, similarity_BTK, windows_of(rows_U))
+    return Graph(
+        context.states_BTD,
+        context.position_BT,
+        context.document_BT,
+        rows_BTK,
+        edge_BTK,
+        similarity_BTK,
+        windows_of(rows_U),
+    )
 
 
-def band_mask(document_BS: Tensor, tokens: int, context: int) -> Tensor:
+def band_mask(position_BS: Tensor, document_BS: Tensor, tokens: int, context: int) -> Tensor:
     """Which of S source tokens each of the last `tokens` tokens attends to, [B, T, S].
 
-    A token attends to itself and to the `context` - 1 tokens before it in its document.
+    A token attends to itself and to those of the `context` - 1 positions before it in its document that are among
+    the sources; padding (document -1) to itself alone.
 
-    >>> band_mask(torch.tensor([[0, 0, 0, 1]]), 3, 2).int().tolist()
+    >>> band_mask(torch.tensor([[4, 5, 6, 7]]), torch.tensor([[0, 0, 0, 1]]), 3, 2).int().tolist()
     [[[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]]]
+    >>> band_mask(torch.tensor([[4, 9]]), torch.tensor([[0, 0]]), 1, 3).int().tolist()  # far apart in the text
+    [[[0, 1]]]
     """
-    sources = document_BS.shape[1]
-    source_S = torch.arange(sources, device=document_BS.device)
-    target_T = source_S[sources - tokens :]
-    behind_TS = target_T[:, None] - source_S
-    band_TS = (behind_TS >= 0) & (behind_TS < context)
-    return band_TS & (document_BS[:, sources - tokens :, None] == document_BS[:, None, :])
+    first = document_BS.shape[1] - tokens
+    behind_BTS = position_BS[:, first:, None] - position_BS[:, None, :]
+    document_BT1 = document_BS[:, first:, None]
+    band_BTS = (behind_BTS >= 0) & (behind_BTS < context) & (document_BT1 == document_BS[:, None, :])
+    itself_TS = torch.eye(document_BS.shape[1], dtype=torch.bool, device=band_BTS.device)[first:]
+    return torch.where(document_BT1 < 0, itself_TS, band_BTS)

@@ -28,14 +28,15 @@ from torch import Tensor
 from gnnlm.artifact import Artifact, Draft, human_bytes, require_space, writing
 from gnnlm.config import CacheConfig
 from gnnlm.datastore.quantize import CodedTable, Quantizer, train_quantizer
-from gnnlm.datastore.store import mapped
+from gnnlm.datastore.store import Store, mapped
 from gnnlm.errors import ArtifactError
 from gnnlm.gnn.layer import Sources
 from gnnlm.gnn.model import GnnModel, edge_lines, edge_mask
 from gnnlm.gnn.options import GnnOptions
-from gnnlm.graph.assemble import Assembler
-from gnnlm.graph.batch import Graph, Windows
+from gnnlm.graph.batch import Context, Graph, Windows
+from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.progress import Track, say
+from gnnlm.retrieval.neighbours import Neighbours
 
 SHARD = 8192  # rows between two points of resumption
 TRAIN_ROWS = 16_384  # rows whose states a quantizer is learned from
@@ -45,9 +46,10 @@ DTYPES = {"fp32": np.float32, "fp16": np.float16}
 
 @dataclass(frozen=True)
 class WindowCache:
-    """Tables of one form, in front of the network they were made with."""
+    """Tables of one form over a store, in front of the network they were made with."""
 
     model: GnnModel
+    store: Store
     projected: bool
     tables: Sequence[Tensor | CodedTable]
 
@@ -59,7 +61,9 @@ class WindowCache:
         extra_tables: tuple[Tensor, ...] = ()
         extra_lines: tuple[Tensor, ...] = ()
         if options.token_features and not self.projected:
-            lines_NS = self.model.features(windows.tokens_P[position_NS])
+            known = len(windows.tokens_P) > 0  # else windows are places in the store
+            tokens_NS = windows.tokens_P[position_NS] if known else self.store.tokens(position_NS.cpu())
+            lines_NS = self.model.features(tokens_NS.to(position_NS.device))
             extra_tables, extra_lines = (self.model.features_VE,), (lines_NS,)
         slots = torch.arange(inter_slots(options), device=mask_NS.device)
         slot_NS = edge_lines(graph, windows.rows_U[:, None] * len(slots) + slots)
@@ -108,15 +112,23 @@ def make_tables(model: GnnModel, windows: Windows, projected: bool) -> list[Tens
     return tables
 
 
+@dataclass(frozen=True)
+class Trial:
+    """Tokens with their neighbours, to time the forms of a cache on."""
+
+    context: Context
+    neighbours: Neighbours
+
+
 @torch.inference_mode()
 def build_cache(
-    draft: Draft, model: GnnModel, source: Assembler, k: int, config: CacheConfig, seed: int, device: str
+    draft: Draft, model: GnnModel, graphs: GraphBuilder, trial: Trial, config: CacheConfig, seed: int, device: str
 ) -> Artifact:
-    """Make the tables of the chosen form, shard by shard. `source` is what `auto` is tried on."""
-    model.eval()
-    rows, options = len(source.store), model.options
+    """Make the tables of the chosen form, shard by shard. `trial` is what `auto` is tried on."""
+    model.freeze()
+    rows, options = len(graphs.store), model.options
     if not draft.resumed:
-        draft.notes.update(choose_form(model, source, k, config, device))
+        draft.notes.update(choose_form(model, graphs, trial, config, device))
     form = draft.notes["form"]
     facts = {"form": form, "dtype": config.dtype, "rows": rows, "trials": draft.notes["trials"]}
     if form == "none":
@@ -126,13 +138,13 @@ def build_cache(
     size = cache_bytes(shapes, config)
     say(f"cache: {form} of {rows:,} rows as {config.dtype}, {human_bytes(size)}")
     require_space(draft.folder, size - draft.bytes_there, "the cache")
-    quantizers = _quantizers(draft, model, source, config, seed, device) if config.dtype == "pq" else []
+    quantizers = _quantizers(draft, model, graphs, config, seed, device) if config.dtype == "pq" else []
     writers = [draft.writer(f"layer{number}.npy", *_on_disk(shape, config)) for number, shape in enumerate(shapes)]
     if not draft.resumed:
         draft.commit()
     with Track("cache", rows, "rows", writers[0].rows) as track:
         for start in range(writers[0].rows, rows, SHARD):
-            tables = _rows_of(model, source, torch.arange(start, min(start + SHARD, rows)), form == "projected", device)
+            tables = _rows_of(model, graphs, torch.arange(start, min(start + SHARD, rows)), form == "projected", device)
             for number, (writer, table) in enumerate(zip(writers, tables, strict=True)):
                 if quantizers:
                     codes = quantizers[number].encode(table.flatten(0, -2).numpy())
@@ -144,7 +156,7 @@ def build_cache(
     return draft.finish({**facts, "bytes": size})
 
 
-def open_cache(artifact: Artifact, model: GnnModel, device: str) -> WindowCache | None:
+def open_cache(artifact: Artifact, model: GnnModel, store: Store, device: str) -> WindowCache | None:
     """The cache in front of its network; None where there is nothing to read."""
     form = artifact.facts["form"]
     if form == "none":
@@ -159,7 +171,7 @@ def open_cache(artifact: Artifact, model: GnnModel, device: str) -> WindowCache 
             tables.append(CodedTable(table, Quantizer.from_tensors(tensors, f"layer{number}.").to(device)))
         else:
             tables.append(table)
-    return WindowCache(model, form == "projected", tables)
+    return WindowCache(model, store, form == "projected", tables)
 
 
 def cache_bytes(shapes: list[tuple[int, ...]], config: CacheConfig) -> int:
@@ -171,34 +183,38 @@ def cache_bytes(shapes: list[tuple[int, ...]], config: CacheConfig) -> int:
 
 
 @torch.inference_mode()
-def choose_form(model: GnnModel, source: Assembler, k: int, config: CacheConfig, device: str) -> dict[str, Any]:
-    """The form asked for; for `auto` the fastest on the first tokens of `source` that stays within the limit."""
+def choose_form(
+    model: GnnModel, graphs: GraphBuilder, trial: Trial, config: CacheConfig, device: str
+) -> dict[str, Any]:
+    """The form asked for; for `auto` the fastest on the trial's tokens that stays within the limit."""
     if config.form != "auto":
         return {"form": config.form, "trials": []}
-    positions_1T, place = torch.arange(min(TRIAL_TOKENS, len(source.queries)))[None], torch.device(device)
-    graph = source(positions_1T, k).to(place)
+    place, tokens = torch.device(device), trial.context.document_BT.numel()
+
+    def made(states: bool) -> Graph:
+        return graphs(trial.context, trial.neighbours, states).to(place)
+
+    graph = made(True)
     windows = graph.windows  # tables that hold these windows alone, in their order
     own = replace(graph, windows=replace(windows, rows_U=torch.arange(len(windows.rows_U), device=place)))
-    trials: list[dict[str, Any]] = [
-        {"form": "none", "bytes": 0, "seconds": _seconds(lambda: model(source(positions_1T, k).to(place)))}
-    ]
+    trials: list[dict[str, Any]] = [{"form": "none", "bytes": 0, "seconds": _seconds(lambda: model(made(True)))}]
     for form in ("states",) if config.dtype == "pq" else ("states", "projected"):
-        size = cache_bytes(table_shapes(model.options, form == "projected", len(source.store)), config)
+        size = cache_bytes(table_shapes(model.options, form == "projected", len(graphs.store)), config)
         tables = [table.flatten(0, -2) for table in make_tables(model, windows, form == "projected")]
         if config.dtype == "fp16":
             tables = [table.half() for table in tables]
-        cache = WindowCache(model, form == "projected", tables)
+        cache = WindowCache(model, graphs.store, form == "projected", tables)
 
         def score(cache: WindowCache = cache) -> None:
-            source(positions_1T, k, states=False)
+            made(False)
             model(own, cache=cache)
 
         trials.append({"form": form, "bytes": size, "seconds": _seconds(score)})
-    for trial in trials:
-        speed = positions_1T.numel() / trial["seconds"]
-        say(f"cache: tried {trial['form']} ({human_bytes(trial['bytes'])}): {speed:,.0f} tokens/s")
-    fitting = [trial for trial in trials if trial["bytes"] <= config.limit_gb * 1e9]
-    return {"form": min(fitting, key=lambda trial: trial["seconds"])["form"], "trials": trials}
+    for tried in trials:
+        speed = tokens / tried["seconds"]
+        say(f"cache: tried {tried['form']} ({human_bytes(tried['bytes'])}): {speed:,.0f} tokens/s")
+    fitting = [tried for tried in trials if tried["bytes"] <= config.limit_gb * 1e9]
+    return {"form": min(fitting, key=lambda tried: tried["seconds"])["form"], "trials": trials}
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -211,10 +227,10 @@ def _seconds(work: Callable[[], object]) -> float:
     return min(times[1:])
 
 
-def _rows_of(model: GnnModel, source: Assembler, rows_U: Tensor, projected: bool, device: str) -> list[Tensor]:
+def _rows_of(model: GnnModel, graphs: GraphBuilder, rows_U: Tensor, projected: bool, device: str) -> list[Tensor]:
     """The lines of these rows in every table."""
-    windows = source.windows(rows_U)
-    centre_U = windows.place_UW[:, source.left]
+    windows = graphs.windows(rows_U)
+    centre_U = windows.place_UW[:, graphs.left]
     tables = make_tables(model, windows.to(torch.device(device)), projected)
     return [
         (table if per_row(model.options, number) else table[centre_U.to(device)]).float().cpu()
@@ -223,15 +239,15 @@ def _rows_of(model: GnnModel, source: Assembler, rows_U: Tensor, projected: bool
 
 
 def _quantizers(
-    draft: Draft, model: GnnModel, source: Assembler, config: CacheConfig, seed: int, device: str
+    draft: Draft, model: GnnModel, graphs: GraphBuilder, config: CacheConfig, seed: int, device: str
 ) -> list[Quantizer]:
     """One quantizer per table, learned from rows drawn from the whole store."""
     file: Path = draft.folder / "quantizers.safetensors"
     count = len(table_shapes(model.options, False, 1))
     if not draft.resumed:
-        rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(source.store))[:TRAIN_ROWS]))
+        rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(graphs.store))[:TRAIN_ROWS]))
         say(f"cache: learning {config.bytes} bytes a state from {len(rows):,} rows")
-        tables = _rows_of(model, source, rows, False, device)
+        tables = _rows_of(model, graphs, rows, False, device)
         tensors: dict[str, Tensor] = {}
         for number, table in enumerate(tables):
             sample = table.flatten(0, -2).numpy()

@@ -1,25 +1,32 @@
-"""The one predictor: everything that scores, reports or writes goes through it.
+"""The one prediction step: states and neighbours in, the predictions asked for out.
 
-Shapes: N positions, K neighbours, D width, V vocabulary.
+Training's validation, tuning, evaluation, the API and the benchmarks all go through it.
+
+Shapes: B texts, T tokens, N positions, K neighbours, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gnnlm.errors import ConfigError
 from gnnlm.gnn.model import Carry, GnnModel, SourceCache
-from gnnlm.graph.assemble import Assembler
+from gnnlm.graph.batch import Context
 from gnnlm.lm.head import Head
+from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.knn import Mix, knn_log_probs, knn_target_log_probs, mix_log_probs
+from gnnlm.retrieval.neighbours import Neighbours
 
 PREDICTORS = ("base", "knn", "gnn", "gnn_knn")
 LABELS = {"base": "base", "knn": "+kNN", "gnn": "+GNN", "gnn_knn": "+GNN+kNN"}
+STATE_OF = {"base": "base", "knn": "base", "gnn": "gnn", "gnn_knn": "gnn"}  # whose state each predictor uses
+MIXED = ("knn", "gnn_knn")  # the predictors that mix p_kNN in
 
 
 def perplexity(loss: float) -> float:
@@ -28,77 +35,112 @@ def perplexity(loss: float) -> float:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Consecutive positions with their states under the base model and under the GNN."""
+class Prediction:
+    """States for the frozen softmax, by whose they are (`base`, `gnn`), and what was retrieved, with its tokens.
 
-    positions_N: Tensor
-    base_ND: Tensor
-    gnn_ND: Tensor
+    Tensors have any leading shape; `prediction[index]` picks positions of all of them. `real`, of that shape, is false
+    at padding.
+    """
+
+    states: Mapping[str, Tensor]
+    neighbours: Neighbours
+    tokens: Tensor
+    real: Tensor
+    predictor: Predictor
+
+    def __getitem__(self, index: Any) -> Prediction:
+        states = {name: states[index] for name, states in self.states.items()}
+        return Prediction(states, self.neighbours[index], self.tokens[index], self.real[index], self.predictor)
+
+    def lm_target_log_probs(self, targets_N: Tensor) -> dict[str, Tensor]:
+        """Log-probability of one token per position, [N], under each softmax, before any mix."""
+        head = self.predictor.head
+        return {name: head.target_log_probs(states_ND, targets_N) for name, states_ND in self.states.items()}
+
+    def mixed_target_log_probs(
+        self, lm: Mapping[str, Tensor], targets_N: Tensor, wanted: Collection[str]
+    ) -> dict[str, Tensor]:
+        """The predictors asked for, [N] each, given the log-probabilities of each softmax."""
+        scores = {}
+        for name in wanted:
+            scores[name] = lm[STATE_OF[name]]
+            if name in MIXED:
+                mix = self.predictor.mixes[STATE_OF[name]]
+                knn = knn_target_log_probs(self.tokens, self.neighbours.similarity, targets_N, mix.k, mix.temperature)
+                scores[name] = mix_log_probs(scores[name], knn, mix.weight_of(self.neighbours.similarity))
+        return scores
+
+    def target_log_probs(self, targets_N: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+        """Log-probability of one token per position, [N], by predictor; of a prediction over [N] positions."""
+        return self.mixed_target_log_probs(self.lm_target_log_probs(targets_N), targets_N, wanted)
+
+    def log_probs(self, wanted: Collection[str]) -> dict[str, Tensor]:
+        """Log-probabilities over the whole vocabulary, [N, V], by predictor; of a prediction over [N] positions."""
+        head = self.predictor.head
+        lm = {name: head.log_probs(states_ND) for name, states_ND in self.states.items()}
+        scores = {}
+        for name in wanted:
+            scores[name] = lm[STATE_OF[name]]
+            if name in MIXED:
+                mix = self.predictor.mixes[STATE_OF[name]]
+                knn = knn_log_probs(self.tokens, self.neighbours.similarity, head.vocab_size, mix.k, mix.temperature)
+                scores[name] = mix_log_probs(scores[name], knn, mix.weight_of(self.neighbours.similarity))
+        return scores
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Four log-probabilities for every position of a text."""
+    """A frozen softmax, a store, and what is made of neighbours: kNN mixes and perhaps a graph network."""
 
     head: Head
-    model: GnnModel
+    graphs: GraphBuilder
+    gnn: GnnModel | None
     graph_k: int
-    base_mix: Mix
-    gnn_mix: Mix
+    mixes: Mapping[str, Mix]  # by whose state is mixed with p_kNN: `base`, `gnn`
     cache: SourceCache | None = None
 
-    @torch.inference_mode()
-    def blocks(self, source: Assembler, size: int) -> Iterator[Block]:
-        """All positions of the source in order; the layers carry their states from block to block."""
-        self.model.eval()
-        device = self.head.device
-        carry: Carry | None = None
-        for positions_N in torch.arange(len(source.queries)).split(size):
-            graph = source(positions_N[None], self.graph_k, states=self.cache is None).to(device)
-            gnn_BND, carry = self.model(graph, carry, self.cache)
-            yield Block(positions_N, graph.context_BTD[0], gnn_BND[0])
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The predictors there are: all four, or two without a graph network."""
+        return PREDICTORS if self.gnn is not None else ("base", "knn")
+
+    def check(self, wanted: Collection[str]) -> None:
+        """Refuse a predictor that is not one of ours, or that this run has not got."""
+        for name in wanted:
+            if name not in PREDICTORS:
+                raise ConfigError(f"no predictor named {name!r}; there are {', '.join(self.names)}")
+            if name not in self.names:
+                raise ConfigError(
+                    f"predictor {name} needs a graph network, and this run was made without one (gnn.layers: 0); "
+                    f"there are {', '.join(self.names)}"
+                )
+
+    def neighbours_needed(self, wanted: Collection[str]) -> int:
+        """How many neighbours of each position these predictors look at."""
+        ks = [self.mixes[STATE_OF[name]].k for name in wanted if name in MIXED]
+        return max([*ks, *(self.graph_k for name in wanted if STATE_OF[name] == "gnn")], default=0)
 
     @torch.inference_mode()
-    def target_log_probs(
-        self, block: Block, source: Assembler, seconds: dict[str, float] | None = None
-    ) -> dict[str, Tensor]:
-        """Log-probability of the token at each position of the block that has one, by predictor.
+    def step(
+        self,
+        context: Context,
+        neighbours: Neighbours,
+        wanted: Collection[str] = PREDICTORS,
+        carry: Carry | None = None,
+        rollback: int = 0,
+    ) -> tuple[Prediction, Carry | None]:
+        """What is predicted after each context token, [B, T], and what the next block of the same texts needs.
 
-        `seconds`, where given, is charged with the time of both softmaxes (`head`) and both mixes (`knn`).
+        `neighbours` are those of every token, [B, T, K]; the graph takes the nearest `graph_k`.
         """
-        began = time.perf_counter()
-        device = block.base_ND.device
-        targets_N = source.queries.tokens_P[block.positions_N]
-        real = targets_N >= 0
-        lines_N, real, targets_N = block.positions_N[real], real.to(device), targets_N[real].to(device)
-        base = self.head.target_log_probs(block.base_ND[real], targets_N)
-        gnn = self.head.target_log_probs(block.gnn_ND[real], targets_N)
-        scores = {"base": base, "gnn": gnn}
-        between = time.perf_counter()
-        tokens_NK, similarity_NK = (t.to(device) for t in neighbour_tokens(source, lines_N))
-        for name, lm, mix in (("knn", base, self.base_mix), ("gnn_knn", gnn, self.gnn_mix)):
-            knn = knn_target_log_probs(tokens_NK, similarity_NK, targets_N, mix.k, mix.temperature)
-            scores[name] = mix_log_probs(lm, knn, mix.weight_of(similarity_NK))
-        if seconds is not None:
-            seconds["head"] += between - began
-            seconds["knn"] += time.perf_counter() - between
-        return {name: scores[name] for name in PREDICTORS}
-
-    @torch.inference_mode()
-    def log_probs(self, block: Block, source: Assembler) -> dict[str, Tensor]:
-        """Log-probabilities over the whole vocabulary at each position of the block, [N, V], by predictor."""
-        tokens_NK, similarity_NK = (t.to(block.base_ND.device) for t in neighbour_tokens(source, block.positions_N))
-        base, gnn = self.head.log_probs(block.base_ND), self.head.log_probs(block.gnn_ND)
-        scores = {"base": base, "gnn": gnn}
-        for name, lm, mix in (("knn", base, self.base_mix), ("gnn_knn", gnn, self.gnn_mix)):
-            knn = knn_log_probs(tokens_NK, similarity_NK, self.head.vocab_size, mix.k, mix.temperature)
-            scores[name] = mix_log_probs(lm, knn, mix.weight_of(similarity_NK))
-        return {name: scores[name] for name in PREDICTORS}
-
-
-def neighbour_tokens(source: Assembler, lines_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The next token and the similarity of each neighbour; -1 and minus infinity where there is none."""
-    ids_NK = torch.from_numpy(source.ids[lines_N.numpy()]).long()
-    similarity_NK = torch.from_numpy(source.similarity[lines_N.numpy()])
-    tokens_NK = source.store.tokens_P[ids_NK.clamp(min=0)]
-    return tokens_NK.masked_fill(ids_NK < 0, -1), similarity_NK
+        device = self.head.device
+        base_BTD = context.states_BTD.to(device)
+        states = {"base": base_BTD} if any(STATE_OF[name] == "base" for name in wanted) else {}
+        if any(STATE_OF[name] == "gnn" for name in wanted):
+            assert self.gnn is not None
+            graph = self.graphs(context, neighbours.nearest(self.graph_k), states=self.cache is None).to(device)
+            states["gnn"], carry = self.gnn(graph, carry, self.cache, rollback)
+        tokens_BTK = self.graphs.store.tokens(neighbours.positions.clamp(min=0))
+        tokens_BTK = tokens_BTK.masked_fill_(neighbours.positions < 0, -1)
+        real_BT = (context.document_BT >= 0).to(device)
+        return Prediction(states, neighbours.to(device), tokens_BTK.to(device), real_BT, self), carry

@@ -58,7 +58,7 @@ def describe(run: Run) -> Description:
         width, field, layers = model.options.width, model.receptive_field, model.options.layers
         parameters, head = (sum(p.numel() for p in part.parameters()) for part in (model, model.head))
     else:
-        lm = run.source_lm
+        lm = run.parts.source_lm
         vocabulary, width, field = lm.vocab_size, lm.width, lm.receptive_field
         parameters, layers = lm.parameters, max(1, round(lm.parameters / (14 * lm.width**2)))  # about
         head = vocabulary * width
@@ -223,7 +223,7 @@ def _encode_need(config: Config, about: Description, text: dict[str, Amount], sp
 
 
 def _index_need(config: Config, rows: int, width: int, flops: float) -> Need:
-    from gnnlm.retrieval.index import clusters_of, training_rows
+    from gnnlm.retrieval.faiss_index import clusters_of, training_rows
 
     if config.index.kind == "exact":
         return Need(rows * width * 4.0, rows * width * 4.0, rows / 1e5)
@@ -247,7 +247,7 @@ def _search_need(config: Config, about: Description, text: dict[str, Amount], in
 
 def _found(config: Config, rows: int) -> float:
     """Clusters that a key is compared with to find its own: all, or those on the way through a graph."""
-    from gnnlm.retrieval.index import MANY_CLUSTERS, clusters_of
+    from gnnlm.retrieval.faiss_index import MANY_CLUSTERS, clusters_of
 
     clusters = clusters_of(config.index, rows)
     return clusters if clusters <= MANY_CLUSTERS else 2_000.0
@@ -255,7 +255,7 @@ def _found(config: Config, rows: int) -> float:
 
 def _probed(config: Config, rows: int) -> float:
     """Rows in the clusters that a query looks into."""
-    from gnnlm.retrieval.index import clusters_of
+    from gnnlm.retrieval.faiss_index import clusters_of
 
     return rows * min(1.0, config.index.probes / clusters_of(config.index, rows))
 

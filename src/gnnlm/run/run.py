@@ -13,24 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnlm.artifact import Array, Artifact, Draft, State, differences, link_directory, read_manifest, state_of
+from gnnlm.artifact import Artifact, Draft, State, differences, link_directory, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
 from gnnlm.config import Config, default_values, dump_config
-from gnnlm.corpus.stream import SPLITS
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.progress import say
 from gnnlm.run.stages import OWN_INPUTS, STAGES, Stage
 
 if TYPE_CHECKING:
-    from gnnlm.corpus.stream import Stream
-    from gnnlm.datastore.store import States
-    from gnnlm.gnn.model import GnnModel
-    from gnnlm.graph.assemble import Assembler
-    from gnnlm.lm.head import Head
-    from gnnlm.lm.protocol import BaseLM
-    from gnnlm.predict.cache import WindowCache
-    from gnnlm.predict.predictor import Predictor
-    from gnnlm.retrieval.index import Ids
+    from gnnlm.run.parts import Parts
 
 
 class Run:
@@ -49,8 +40,9 @@ class Run:
 
     @cached_property
     def stages(self) -> dict[str, Stage]:
-        """The stages of this run, in order: a model that is used as it came has no stage of its own."""
-        left_out = () if self.config.lm.is_trained else ("lm",)
+        """The stages of this run, in order: no base model is trained, and no network, unless the config asks for it."""
+        left_out = set() if self.config.lm.is_trained else {"lm"}
+        left_out |= set() if self.config.gnn.layers else {"train", "cache"}
         return {
             name: replace(stage, parents=tuple(parent for parent in stage.parents if parent not in left_out))
             for name, stage in STAGES.items()
@@ -151,6 +143,8 @@ class Run:
 
     def _stage(self, name: str) -> Stage:
         if name not in self.stages:
+            if name != "lm":
+                raise ConfigError(f"this run has no graph network, so no {name} stage: set gnn.layers to 1 or more")
             raise ConfigError("this run uses its model as it came: set lm.model to scratch, or lm.finetune.kind")
         return self.stages[name]
 
@@ -209,122 +203,14 @@ class Run:
                 ) from None
             yield
 
-    # -- parts, loaded when first needed -------------------------------------------------------------------
+    # -- parts ---------------------------------------------------------------------------------------------
 
     @cached_property
-    def source_lm(self) -> BaseLM:
-        """The model that the config names."""
-        from gnnlm.lm.load import load_lm
+    def parts(self) -> Parts:
+        """What the finished stages left, loaded when first needed."""
+        from gnnlm.run.parts import Parts
 
-        say(f"loading {self.config.lm.model}")
-        return load_lm(self.config.lm)
-
-    @cached_property
-    def lm(self) -> BaseLM:
-        """The model that is frozen here: the one named, or what was trained in this run."""
-        from gnnlm.lm.load import load_lm
-
-        if "lm" not in self.stages:
-            return self.source_lm
-        return load_lm(self.config.lm.model_copy(update={"model": str(self.artifact("lm").path)}))
-
-    @cached_property
-    def streams(self) -> dict[str, Stream]:
-        from gnnlm.corpus.stream import Stream
-
-        return {split: Stream(self.artifact("corpus"), split) for split in SPLITS}
-
-    @cached_property
-    def states(self) -> dict[str, States]:
-        from gnnlm.datastore.store import States
-
-        store = self.artifact("encode")
-        return {split: States.open(store, stream) for split, stream in self.streams.items()}
-
-    @cached_property
-    def store(self) -> States:
-        """The train split as neighbour nodes have it: coded, where there is a codec."""
-        from gnnlm.datastore.codec import open_codec
-
-        coded = open_codec(self.artifact("codec"), self.device)
-        return self.states["train"] if coded is None else self.states["train"].coded(coded)
-
-    @cached_property
-    def device(self) -> str:
-        """Where the softmax and the GNN predict."""
-        import torch
-
-        return "cuda" if self.config.train.device == "auto" and torch.cuda.is_available() else "cpu"
-
-    @cached_property
-    def head(self) -> Head:
-        from gnnlm.lm.adaptive_softmax import load_head
-
-        return load_head(self.artifact("encode").path / "head.safetensors").on(self.device)
-
-    @cached_property
-    def model(self) -> GnnModel:
-        """The trained GNN."""
-        from gnnlm.gnn.model import GnnModel
-
-        return GnnModel.load(self.artifact("train").path / "model.safetensors", self.head).to(self.device)
-
-    @property
-    def unread_states(self) -> Array | None:
-        """What the base model thought of train text before it learned from it, by position, where that was kept."""
-        return self._first_reading("states")
-
-    def _first_reading(self, what: str) -> Array | None:
-        lm = self.artifact("lm") if "lm" in self.stages else None
-        files = lm.facts.get("first_reading") if lm is not None else None
-        return None if lm is None or files is None else lm.array(files[what])
-
-    @property
-    def unread_positions(self) -> Ids | None:
-        """Train positions that the base model was not trained on, where some were kept from it."""
-        import numpy as np
-
-        first = self._first_reading("positions")
-        if first is not None:
-            return np.array(first)
-        unread = self.artifact("lm").facts.get("unread") if "lm" in self.stages else None
-        if not unread:
-            return None
-        stream = self.streams["train"]
-        return np.flatnonzero(np.isin(stream.document_of(np.arange(len(stream))), unread))
-
-    def assembler(self, split: str) -> Assembler:
-        import numpy as np
-        import torch
-
-        from gnnlm.datastore.store import mapped
-        from gnnlm.graph.assemble import Assembler
-
-        table = self.artifact("search")
-        gnn = self.config.gnn
-        ids, similarity = table.array(f"{split}.ids.npy"), table.array(f"{split}.similarity.npy")
-        some = f"{split}.positions.npy"
-        positions = torch.from_numpy(np.array(table.array(some))) if some in table.manifest["files"] else None
-        queries = self.states[split]
-        if split == "train" and (unread := self.unread_states) is not None:
-            queries = replace(queries, states_PD=mapped(unread))
-        return Assembler(queries, self.store, ids, similarity, gnn.left, gnn.right, positions)
-
-    @cached_property
-    def cache(self) -> WindowCache | None:
-        """Neighbour states of the trained GNN, where they are kept."""
-        from gnnlm.predict.cache import open_cache
-
-        return open_cache(self.artifact("cache"), self.model, self.device)
-
-    @property
-    def predictor(self) -> Predictor:
-        from gnnlm.predict.knn import Mix
-        from gnnlm.predict.predictor import Predictor
-
-        chosen = self.artifact("tune").facts["mix"]
-        mixes = (Mix(**chosen["base"]), Mix(**chosen["gnn"]))
-        return Predictor(self.head, self.model, self.graph_k, *mixes, self.cache)
+        return Parts(self)
 
     @property
     def graph_k(self) -> int:

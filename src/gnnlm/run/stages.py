@@ -6,14 +6,12 @@ this is light.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gnnlm.artifact import Artifact, Draft, read_manifest
 from gnnlm.config import SCRATCH, LMConfig, flat
-from gnnlm.corpus.stream import SPLITS
 from gnnlm.errors import CorpusError, ModelError
 from gnnlm.progress import warn
 
@@ -118,7 +116,8 @@ OWN_INPUTS: dict[str, Callable[[Run], dict[str, Any]]] = {
 def _build_corpus(run: Run, draft: Draft) -> Artifact:
     from gnnlm.corpus.build import build_corpus
 
-    return build_corpus(draft, run.config.corpus, run.config.seed, lambda: (run.source_lm, run.source_lm.vocab_size))
+    config, parts = run.config, run.parts
+    return build_corpus(draft, config.corpus, config.seed, lambda: (parts.source_lm, parts.source_lm.vocab_size))
 
 
 def _build_lm(run: Run, draft: Draft) -> Artifact:
@@ -132,20 +131,20 @@ def _build_lm(run: Run, draft: Draft) -> Artifact:
     from gnnlm.train.lm import train_native
     from gnnlm.train.logging import tensorboard
 
-    config, seed = run.config.lm, run.config.seed
+    config, seed, parts = run.config.lm, run.config.seed, run.parts
     if (device := torch.device(usable_device(config.device))).index is not None:
         torch.cuda.set_device(device)  # what accelerate takes
     with tensorboard(run.root / "tensorboard" / "lm") as log:
         if config.model != SCRATCH:
-            if not isinstance(run.source_lm, HFModel):
+            if not isinstance(parts.source_lm, HFModel):
                 raise ModelError("lm.finetune is for Hugging Face models; train one of ours with lm.model: scratch")
-            return finetune_hf(draft, run.source_lm, run.streams, config, seed, log)
+            return finetune_hf(draft, parts.source_lm, parts.streams, config, seed, log)
         vocabulary = load_vocabulary(run.artifact("corpus").path)
         assert vocabulary is not None
         torch.manual_seed(seed)
         model = build_model(config.architecture, len(vocabulary))
         _warn_of_positions(config)
-        return train_native(draft, model, vocabulary, run.streams, config, seed, log)
+        return train_native(draft, model, vocabulary, parts.streams, config, seed, log)
 
 
 def _warn_of_positions(config: LMConfig) -> None:
@@ -164,16 +163,17 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
     from gnnlm.datastore.encode import build_store
     from gnnlm.datastore.quantize import check_bytes
     from gnnlm.gnn.options import resolve_options
-    from gnnlm.retrieval.index import empty_index
+    from gnnlm.retrieval.faiss_index import check_index
 
-    _warn_of_positions(run.config.lm)
-    options = resolve_options(run.config.gnn, run.lm.width)  # what cannot work later is told before the long work
-    if run.config.codec.kind == "pq":
-        check_bytes(run.lm.width, run.config.codec.bytes, "codec.bytes")
-    if run.config.cache.dtype == "pq":
-        check_bytes(options.width, run.config.cache.bytes, "cache.bytes")
-    empty_index(run.config.index, run.lm.width, run.streams["train"].token_count)
-    return build_store(draft, run.streams, run.lm, run.config.lm, run.config.store)
+    config, lm, streams = run.config, run.parts.lm, run.parts.streams
+    _warn_of_positions(config.lm)
+    options = resolve_options(config.gnn, lm.width)  # what cannot work later is refused before the long work
+    if config.codec.kind == "pq":
+        check_bytes(lm.width, config.codec.bytes, "codec.bytes")
+    if config.cache.dtype == "pq":
+        check_bytes(options.width, config.cache.bytes, "cache.bytes")
+    check_index(config.index, lm.width, streams["train"].token_count)
+    return build_store(draft, streams, lm, config.lm, config.store)
 
 
 def _build_codec(run: Run, draft: Draft) -> Artifact:
@@ -185,35 +185,38 @@ def _build_codec(run: Run, draft: Draft) -> Artifact:
 def _build_index(run: Run, draft: Draft) -> Artifact:
     from gnnlm.retrieval.index import build_index
 
-    return build_index(draft, run.artifact("encode"), run.streams["train"], run.config.index, run.config.seed)
+    return build_index(draft, run.artifact("encode"), run.parts.streams["train"], run.config.index, run.config.seed)
 
 
-def _build_neighbours(run: Run, draft: Draft) -> Artifact:
-    from gnnlm.retrieval.index import open_index
-    from gnnlm.retrieval.search import LeakageRule, build_neighbours
+def _build_tables(run: Run, draft: Draft) -> Artifact:
+    import numpy as np
 
-    config = run.config
-    reach = max(config.gnn.left, config.gnn.right)
-    store = run.artifact("encode")
-    field = store.facts.get("receptive_field", config.lm.window)
-    rule = LeakageRule(field, reach, config.search.exclude == "document")
-    index = open_index(run.artifact("index"), config.index.probes)
-    made = build_neighbours(
-        draft,
-        run.streams,
-        store,
-        index,
-        config.search,
-        rule,
-        config.lm.continuous,
-        run.unread_positions,
-        run.unread_states,
+    from gnnlm.retrieval.index import keys_of
+    from gnnlm.retrieval.search import LeakageRule, Queries, build_tables
+
+    config, parts, encoded = run.config, run.parts, run.artifact("encode")
+    index, streams = parts.index, parts.streams
+    rule = LeakageRule(
+        encoded.facts["receptive_field"],
+        max(config.gnn.left, config.gnn.right),
+        config.search.exclude == "document",
     )
-    for split, k in made.facts["k"].items():
-        if k < (config.search.graph_k if split == "train" else config.search.k):
-            warn(f"the store has only {len(index)} rows: {k} neighbours per {split} position")
+    some, unread = parts.unread_positions, parts.unread_states
+    positions = (np.arange(len(streams["train"])) if some is None else some)[: config.search.max_train]
+    keys = keys_of(encoded, "train") if unread is None else unread
+    k = min(config.search.k, len(index))
+    graph_k = min(config.search.graph_k, len(index))
+    splits = [Queries(streams["train"], keys, positions, graph_k, rule, config.lm.continuous)]
+    splits += [
+        Queries(streams[split], keys_of(encoded, split), np.arange(len(streams[split])), k)
+        for split in ("valid", "test")
+    ]
+    made = build_tables(draft, splits, index, len(streams["train"]), config.search.shard_queries)
+    for split, found in made.facts["k"].items():
+        if found < (config.search.graph_k if split == "train" else config.search.k):
+            warn(f"the store has only {len(index)} rows: {found} neighbours per {split} position")
         if made.facts["short_of_k"][split]:
-            warn(f"{made.facts['short_of_k'][split]:,} {split} positions found fewer than {k} neighbours")
+            warn(f"{made.facts['short_of_k'][split]:,} {split} positions found fewer than {found} neighbours")
     return made
 
 
@@ -225,90 +228,65 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     from gnnlm.train.gnn import train_gnn
     from gnnlm.train.logging import tensorboard
 
-    torch.manual_seed(run.config.seed)
-    train = run.assembler("train")
-    unit = similarity_unit(run.config.index.metric, train.similarity)
-    best = similarity_best(run.config.index.metric)
-    model = GnnModel(resolve_options(run.config.gnn, run.head.width, unit, best), run.head)
-    model.checkpoint = run.config.train.checkpoint
+    config, parts = run.config, run.parts
+    torch.manual_seed(config.seed)
+    train, valid, metric = parts.searched("train"), parts.searched("valid"), config.index.metric
+    unit, best = similarity_unit(metric, train.table.similarity), similarity_best(metric)
+    model = GnnModel(resolve_options(config.gnn, parts.head.width, unit, best), parts.head)
+    model.checkpoint = config.train.checkpoint
     with tensorboard(run.root / "tensorboard") as log:
-        return train_gnn(draft, model, run.head, train, run.assembler("valid"), run.config.train, run.config.seed, log)
+        return train_gnn(draft, model, parts.head, parts.graphs, train, valid, config.train, config.seed, log)
 
 
 def _build_cache(run: Run, draft: Draft) -> Artifact:
-    from gnnlm.predict.cache import build_cache
+    import torch
 
-    config = run.config
-    return build_cache(draft, run.model, run.assembler("valid"), run.graph_k, config.cache, config.seed, run.device)
+    from gnnlm.predict.cache import TRIAL_TOKENS, Trial, build_cache
+
+    parts, valid = run.parts, run.parts.searched("valid")
+    assert parts.gnn is not None
+    positions = torch.arange(min(TRIAL_TOKENS, len(valid.text)))[None]
+    trial = Trial(valid.context(positions), valid.table.at(positions, run.graph_k))
+    return build_cache(draft, parts.gnn, parts.graphs, trial, run.config.cache, run.config.seed, parts.device)
 
 
 def _build_tuning(run: Run, draft: Draft) -> Artifact:
     from gnnlm.artifact import write_json
-    from gnnlm.evaluate.score import score_rows
-    from gnnlm.evaluate.tune import UNTUNED, default_temperatures, tune_mixes
-    from gnnlm.predict.predictor import Predictor
+    from gnnlm.evaluate.tune import Grid, default_temperatures, tune_mixes
+    from gnnlm.predict.score import score_text
 
-    config, source = run.config, run.assembler("valid")
-    predictor = Predictor(run.head, run.model, run.graph_k, UNTUNED, UNTUNED, run.cache)
-    scores, _ = score_rows(predictor, source, config.eval.block, "score valid")
-    scores = {name: scores[name] for name in ("base", "gnn")}
-    temperatures = config.tune.temperatures or default_temperatures(config.index.metric, source.similarity)
-    chosen, tables = tune_mixes(source, scores, config.tune.ks, temperatures, config.tune.lambdas, config.tune.buckets)
+    config, parts, valid = run.config.tune, run.parts, run.parts.searched("valid")
+    wanted = ("base",) if parts.gnn is None else ("base", "gnn")
+    scores, _ = score_text(parts.predictor_with({}), valid, run.config.eval.block, "score valid", wanted)
+    temperatures = config.temperatures or default_temperatures(run.config.index.metric, valid.table.similarity)
+    grid = Grid(config.ks, temperatures, config.lambdas, config.buckets)
+    chosen, tables = tune_mixes(valid, parts.store, scores, grid)
     write_json(draft.folder / "tuning.json", tables)
     return draft.finish({"mix": {name: mix.as_dict() for name, mix in chosen.items()}})
 
 
 def _build_report(run: Run, draft: Draft) -> Artifact:
-    import json
+    from gnnlm.evaluate.evaluate import Evaluation, build_report
 
-    import numpy as np
+    def artifact(name: str) -> Artifact | None:
+        return run.artifact(name) if name in run.stages else None
 
-    from gnnlm.artifact import write_json
-    from gnnlm.evaluate.plots import plot_rows, plot_training
-    from gnnlm.evaluate.report import make_report, markdown
-    from gnnlm.evaluate.score import score_rows
-
-    config, corpus, training = run.config, run.artifact("corpus").facts, run.artifact("train")
-    stream = run.streams["test"]
-    scores, seconds = score_rows(run.predictor, run.assembler("test"), config.eval.block, "score test")
-    seconds["head"] /= 2  # the pass made two softmaxes and two mixes, a predictor needs one
-    seconds["knn"] /= 2
-    seconds["encode"] = run.artifact("encode").facts["seconds"]["test"]
-    seconds["search"] = run.artifact("search").facts["seconds"]["test"]
-    parts = {
-        "base": ("encode", "head"),
-        "knn": ("encode", "head", "search", "knn"),
-        "gnn": ("encode", "head", "search", "gnn"),
-        "gnn_knn": ("encode", "head", "search", "gnn", "knn"),
-    }
-    speeds = {name: stream.token_count / sum(seconds[part] for part in used) for name, used in parts.items()}
-    has_token = np.asarray(stream.tokens) >= 0
-    report = make_report(
-        scores,
-        stream.document_of(np.flatnonzero(has_token)),
-        {"words": corpus["test"]["whitespace_words"], "bytes": corpus["test"]["bytes"]},
-        speeds,
-        config.eval.bootstrap,
-        config.seed,
-        store_tokens=run.streams["train"].token_count,
+    config, parts = run.config, run.parts
+    given = Evaluation(
+        parts.predictor,
+        parts.searched("test"),
+        parts.streams["test"],
+        corpus=run.artifact("corpus"),
+        encoded=run.artifact("encode"),
+        searched=run.artifact("search"),
+        codec=run.artifact("codec"),
+        tuned=run.artifact("tune"),
         model=config.lm.model,
-        mix=run.artifact("tune").facts["mix"],
-        lm=run.artifact("lm").facts if "lm" in run.stages else {"kind": "frozen"},
-        overlap={split: corpus[split]["overlap"] for split in SPLITS},
-        overlap_ngram=config.corpus.overlap_ngram,
-        training=training.facts,
-        codec=run.artifact("codec").facts,
-        cache=run.artifact("cache").facts,
-        seconds=seconds,
+        lm=artifact("lm"),
+        training=artifact("train"),
+        cache=artifact("cache"),
     )
-    for name, values in scores.items():
-        draft.save(f"{name}.log_probs.npy", values.astype(np.float32))
-    write_json(draft.folder / "report.json", report)
-    draft.write_text("report.md", markdown(report))
-    history = json.loads((training.path / "history.json").read_text(encoding="utf-8"))
-    plot_rows(report, draft.folder / "rows.png")
-    plot_training(history, training.facts["best_step"], draft.folder / "training.png")
-    return draft.finish({"made": time.strftime("%Y-%m-%d %H:%M:%S")})
+    return build_report(draft, given, config.eval, config.corpus.overlap_ngram, config.seed)
 
 
 STAGES: dict[str, Stage] = {
@@ -321,9 +299,9 @@ STAGES: dict[str, Stage] = {
         Stage("index", "index", ("corpus", "encode"), _build_index, "Index the train states for search."),
         Stage(
             "search",
-            "neighbours",
+            "search",
             ("corpus", "encode", "index"),
-            _build_neighbours,
+            _build_tables,
             "Find the neighbours of every position.",
         ),
         Stage("train", "gnn", ("encode", "codec", "search"), _build_gnn, "Train the graph network."),
@@ -335,7 +313,7 @@ STAGES: dict[str, Stage] = {
             "Store what the trained network reads of every row, so that scoring need not compute it.",
         ),
         Stage(
-            "tune", "tuning", ("encode", "search", "train", "cache"), _build_tuning, "Choose k, T and lambda on valid."
+            "tune", "tune", ("encode", "search", "train", "cache"), _build_tuning, "Choose k, T and lambda on valid."
         ),
         Stage(
             "eval",

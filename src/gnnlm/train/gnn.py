@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import TrainConfig
 from gnnlm.gnn.model import GnnModel
-from gnnlm.graph.assemble import Assembler
 from gnnlm.lm.head import Head
-from gnnlm.predict.predictor import perplexity
+from gnnlm.predict.graphs import GraphBuilder
+from gnnlm.predict.predictor import Predictor, perplexity
+from gnnlm.predict.score import SearchedText
 from gnnlm.train.data import BlockOrder
 from gnnlm.train.fit import Log, Validation, decayed, fit, fit_facts, plan_of
 
@@ -35,8 +36,9 @@ class GnnTask:
 
     model: GnnModel
     head: Head
-    train: Assembler
-    valid: Assembler
+    graphs: GraphBuilder
+    train: SearchedText
+    valid: SearchedText
     order: BlockOrder
     ks: list[int]
     accumulate: int
@@ -46,9 +48,10 @@ class GnnTask:
         self.device, self.head = device, self.head.on(device)
 
     def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
-        lines_BT = self.order(step * self.accumulate + part)
-        graph = self.train(lines_BT, self.ks[step]).to(self.device)
-        targets = self.train.queries.tokens_P[self.train.at(lines_BT)].to(self.device)
+        positions_BT = self.train.table.positions(self.order(step * self.accumulate + part))
+        neighbours = self.train.table.at(positions_BT, self.ks[step])
+        graph = self.graphs(self.train.context(positions_BT), neighbours).to(self.device)
+        targets = self.train.text.tokens(positions_BT).to(self.device)
         states_BTD, _ = model(graph)
         real = targets >= 0
         with torch.autocast(self.device.type, enabled=False):  # the softmax stays in full precision
@@ -56,16 +59,16 @@ class GnnTask:
 
     def validate(self, step: int) -> Validation:
         """Mean negative log-probability on the first valid positions, of the base model and of the GNN."""
-        sums, count, carry = [0.0, 0.0], 0, None
-        for positions in torch.arange(min(self.valid_tokens, len(self.valid.queries))).split(VALIDATION_BLOCK):
-            graph = self.valid(positions[None], self.ks[-1]).to(self.device)
-            gnn_BTD, carry = self.model(graph, carry)
-            targets = self.valid.queries.tokens_P[positions].to(self.device)
-            real = targets >= 0
-            for i, states in enumerate((graph.context_BTD[0], gnn_BTD[0])):
-                sums[i] -= self.head.target_log_probs(states[real].float(), targets[real]).sum().item()
+        predictor = Predictor(self.head, self.graphs, self.model, self.ks[-1], {})
+        positions = torch.arange(min(self.valid_tokens, len(self.valid.text)))
+        sums, count = {"base": 0.0, "gnn": 0.0}, 0
+        for positions_N, prediction in self.valid.predictions(predictor, VALIDATION_BLOCK, tuple(sums), positions):
+            targets_N = self.valid.text.tokens(positions_N).to(self.device)
+            real = targets_N >= 0
+            for name, values in prediction[real].lm_target_log_probs(targets_N[real]).items():
+                sums[name] -= values.sum().item()
             count += int(real.sum())
-        base, gnn = sums[0] / count, sums[1] / count
+        base, gnn = sums["base"] / count, sums["gnn"] / count
         words = f"valid perplexity {perplexity(gnn):.3f} (base {perplexity(base):.3f})"
         return Validation(gnn, {"valid_base": base, "valid_gnn": gnn}, words)
 
@@ -86,8 +89,9 @@ def train_gnn(
     draft: Draft,
     model: GnnModel,
     head: Head,
-    train: Assembler,
-    valid: Assembler,
+    graphs: GraphBuilder,
+    train: SearchedText,
+    valid: SearchedText,
     config: TrainConfig,
     seed: int,
     log: Log = lambda name, value, step: None,
@@ -95,8 +99,8 @@ def train_gnn(
     """Train on the positions that were looked up, validate, keep the best."""
     ks = [phase.k for phase in config.curriculum for _ in range(phase.steps)]
     plan = plan_of(config, len(ks), "train", "train")
-    order = BlockOrder(len(train.ids), config.block, config.batch_blocks, seed)
-    task = GnnTask(model, head, train, valid, order, ks, config.accumulate, config.valid_tokens)
+    order = BlockOrder(len(train.table), config.block, config.batch_blocks, seed)
+    task = GnnTask(model, head, graphs, train, valid, order, ks, config.accumulate, config.valid_tokens)
     tokens = config.block * config.batch_blocks * config.accumulate
     best = fit(draft, task, make_optimizer(model, config), plan, tokens, seed, config.device == "cpu", log)
     shutil.copyfile(best / "model.safetensors", draft.folder / "model.safetensors")

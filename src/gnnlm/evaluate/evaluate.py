@@ -1,0 +1,94 @@
+"""The eval stage: test is scored once, and the report made of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gnnlm.artifact import Artifact, Draft, write_json
+from gnnlm.config import EvalConfig
+from gnnlm.corpus.stream import SPLITS, Stream
+from gnnlm.evaluate.plots import plot_rows, plot_training
+from gnnlm.evaluate.report import CacheFacts, CodecFacts, LmFacts, Report, ScoredTest, TrainingFacts
+from gnnlm.evaluate.tables import markdown
+from gnnlm.predict.predictor import Predictor
+from gnnlm.predict.score import SearchedText, score_text
+
+PARTS = {  # what each predictor spends time on
+    "base": ("encode", "head"),
+    "knn": ("encode", "head", "search", "knn"),
+    "gnn": ("encode", "head", "search", "gnn"),
+    "gnn_knn": ("encode", "head", "search", "gnn", "knn"),
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A finished predictor, the test split, and the artifacts that the report tells of."""
+
+    predictor: Predictor
+    text: SearchedText
+    stream: Stream
+    corpus: Artifact
+    encoded: Artifact
+    searched: Artifact
+    codec: Artifact
+    tuned: Artifact
+    model: str
+    lm: Artifact | None = None
+    training: Artifact | None = None
+    cache: Artifact | None = None
+
+
+def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int, seed: int) -> Artifact:
+    """Score test under every predictor; write the table, the JSON, the Markdown, the figures and the scores."""
+    names = given.predictor.names
+    scores, seconds = score_text(given.predictor, given.text, config.block, "score test", names)
+    seconds["head"] /= (
+        len(names) / 2
+    )  # the pass made a softmax for each state and a mix for each predictor that has one
+    seconds["knn"] /= len(names) / 2
+    seconds["encode"] = given.encoded.facts["seconds"]["test"]
+    seconds["search"] = given.searched.facts["seconds"]["test"]
+    corpus, stream = given.corpus.facts, given.stream
+    tokens = stream.token_count
+    test = ScoredTest(
+        scores,
+        stream.document_of(np.flatnonzero(np.asarray(stream.tokens) >= 0)),
+        stream.names,
+        corpus["test"]["whitespace_words"],
+        corpus["test"]["bytes"],
+        {name: tokens / sum(seconds[part] for part in PARTS[name]) for name in names},
+    )
+    report = Report(
+        rows=test.rows(config.bootstrap, seed),
+        documents=test.documents(),
+        test_tokens=tokens,
+        test_documents=len(stream.names),
+        store_tokens=corpus["train"]["tokens"],
+        model=given.model,
+        mix=given.tuned.facts["mix"],
+        lm=LmFacts(**_facts(given.lm)),
+        overlap={split: corpus[split]["overlap"] for split in SPLITS},
+        overlap_ngram=ngram,
+        training=None if given.training is None else TrainingFacts(**given.training.facts),
+        codec=CodecFacts(**given.codec.facts),
+        cache=None if given.cache is None else CacheFacts(**given.cache.facts),
+        seconds=seconds,
+    )
+    for name, values in scores.items():
+        draft.save(f"{name}.log_probs.npy", values.astype(np.float32))
+    write_json(draft.folder / "report.json", report.as_json())
+    draft.write_text("report.md", markdown(report))
+    plot_rows(report, draft.folder / "rows.png")
+    if given.training is not None:
+        history = json.loads((given.training.path / "history.json").read_text(encoding="utf-8"))
+        plot_training(history, given.training.facts["best_step"], draft.folder / "training.png")
+    return draft.finish({"predictors": list(names)})
+
+
+def _facts(artifact: Artifact | None) -> dict[str, Any]:
+    return {} if artifact is None else artifact.facts

@@ -1,0 +1,150 @@
+"""The report as people read it: a table in the terminal, Markdown, sentences below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from gnnlm.evaluate.report import Report
+from gnnlm.predict.predictor import LABELS, PREDICTORS
+
+COLUMNS = ("model", "ppl", "95%", "change", "ppl/word", "bits/byte", "helped", "hurt", "tok/s")
+
+
+def cells(report: Report) -> list[tuple[str, ...]]:
+    """The table's text, row by row."""
+    lines: list[tuple[str, ...]] = []
+    for name in report.predictors:
+        r = report.rows[name]
+        low, high = r.ppl_95
+        first = name == "base"
+        lines.append(
+            (
+                LABELS[name],
+                short(r.ppl),
+                f"{short(low)}-{short(high)}",
+                "" if first else "inf" if r.change is None else f"{100 * r.change:+.1f}%",
+                short(r.ppl_word),
+                "inf" if r.bits_per_byte is None else f"{r.bits_per_byte:.3f}",
+                "" if first else f"{100 * r.helped:.0f}%",
+                "" if first else f"{100 * r.hurt:.0f}%",
+                f"{r.tokens_per_second:,.0f}",
+            )
+        )
+    return lines
+
+
+def short(value: float | None) -> str:
+    """
+    >>> short(8.174), short(102.34), short(1149776.2)
+    ('8.17', '102.3', '1.15e+06')
+    """
+    if value is None:
+        return "inf"
+    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1e4 else f"{value:.3g}"
+
+
+def rich_table(report: Report) -> Table:
+    table = Table(title=headline(report), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    for line in cells(report):
+        table.add_row(*line)
+    return table
+
+
+def markdown(report: Report) -> str:
+    lines = [f"# {headline(report)}", "", "| " + " | ".join(COLUMNS) + " |", "|---" + "|--:" * (len(COLUMNS) - 1) + "|"]
+    lines += ["| " + " | ".join(line) + " |" for line in cells(report)]
+    return "\n".join([*lines, "", *notes(report), ""])
+
+
+def headline(report: Report) -> str:
+    return (
+        f"{report.test_tokens:,} test tokens of {report.test_documents} documents, "
+        f"{report.store_tokens:,} store tokens, {report.model}"
+    )
+
+
+def comparison(reports: dict[str, Report]) -> Table:
+    """The rows of several runs, a run a line, with what their neighbour nodes cost; changes are to the first."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("run", *(LABELS[name] for name in PREDICTORS), "codec", "smaller than fp32"):
+        table.add_column(column, justify="left" if column in ("run", "codec") else "right", no_wrap=True)
+    first = next(iter(reports.values()))
+    for run, report in reports.items():
+        figures = []
+        for name in PREDICTORS:
+            ppl, was = (r.rows[name].ppl if name in r.rows else None for r in (report, first))
+            change = "" if report is first or not ppl or not was else f" ({100 * (ppl / was - 1):+.1f}%)"
+            figures.append(short(ppl) + change if name in report.rows else "-")
+        codec = report.codec
+        table.add_row(run, *figures, f"{codec.kind}, {codec.bytes} bytes", f"{codec.compression:.0f}x")
+    return table
+
+
+def notes(report: Report) -> list[str]:
+    """What stands below the table, a sentence a line."""
+    mixes = "; ".join(
+        f"k = {mix['k']}, T = {mix['temperature']:g}, lambda = {_weight(mix)} for {'GNN' if name == 'gnn' else name}"
+        for name, mix in report.mix.items()
+    )
+    return [
+        f"kNN: {mixes}; chosen on valid.",
+        "helped and hurt: the share of tokens whose probability rose or fell. Mixing kNN in lowers most of them a "
+        "little and raises some a lot, so perplexity can fall where most tokens are hurt.",
+        *_overlap(report.overlap, report.overlap_ngram),
+        *_base_model(report),
+        *_network(report),
+        "tok/s counts encoding, search and prediction, each as measured in this run.",
+    ]
+
+
+def _weight(mix: dict[str, Any]) -> str:
+    each = mix.get("weights")
+    return f"{min(each):g} to {max(each):g} by similarity" if each else f"{mix['weight']:g}"
+
+
+def _overlap(found: dict[str, Any], n: int) -> list[str]:
+    test, train = found["test"], found["train"]
+    if test is None:
+        return ["Overlap: the splits were used as given; text that appears in more than one was not looked for."]
+    done = "They were removed from test." if test["repeats_were"] == "dropped" else "They were kept in test."
+    return [
+        f"Overlap: {test['repeated_paragraphs']} of {test['paragraphs']} test paragraphs ({test['repeated_words']} of "
+        f"{test['words']} words) also appear in train or valid. {done}",
+        f"In the test text that remains, {100 * test['remaining_ngram_overlap']:.1f}% of the {n}-word sequences occur "
+        f"in train or valid, and {100 * test.get('remaining_short_overlap', 0):.1f}% of the words are in headings and "
+        f"lines shorter than {n} words that occur there.",
+        f"Within train, {train['repeated_paragraphs']} of {train['paragraphs']} paragraphs repeat another document; "
+        + ("they were removed." if train["repeats_were"] == "dropped" else "they were kept."),
+    ]
+
+
+def _base_model(report: Report) -> list[str]:
+    """How the base model was made, where it was made in the run."""
+    lm = report.lm
+    if lm.kind == "frozen":
+        return []
+    how = "trained on train" if lm.kind == "scratch" else f"fine-tuned on train ({lm.kind})"
+    unread = f", {len(lm.unread)} documents kept from it for the GNN to learn on" if lm.unread else ""
+    if lm.first_reading:
+        unread = f"; the GNN learned on its states of {lm.first_reading['count']:,} tokens at first reading"
+    return [f"Base model: {how}, step {lm.best_step} of {lm.steps_done}, {lm.seconds / 60:.0f} minutes{unread}."]
+
+
+def _network(report: Report) -> list[str]:
+    """How the network was trained, and how neighbour states are kept and read."""
+    if report.training is None or report.cache is None:
+        return ["No graph network: gnn.layers is 0."]
+    codec, cache = report.codec, report.cache
+    how = f"{codec.kind}, {codec.bytes} bytes each"
+    if codec.error is not None:
+        how += f" ({codec.compression:.0f}x smaller than fp32, {100 * codec.error:.1f}% of their variance lost)"
+    read = "computed for each batch" if cache.form == "none" else f"read from a cache ({cache.form}, {cache.dtype})"
+    return [
+        f"GNN: step {report.training.best_step} of {report.training.steps_done}, "
+        f"{report.training.parameters:,} parameters.",
+        f"Neighbour states: {how}; {read}.",
+    ]

@@ -1,0 +1,49 @@
+"""From neighbours to graphs: joins context nodes with the windows of what they retrieved from the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnlm.datastore.store import Store
+from gnnlm.graph.batch import Context, Graph, Windows, build_graph, window_positions
+from gnnlm.retrieval.neighbours import Neighbours
+
+
+@dataclass(frozen=True)
+class GraphBuilder:
+    """Makes graphs over a store, with windows of `left` and `right` positions around each row."""
+
+    store: Store
+    left: int
+    right: int
+
+    def __call__(self, context: Context, neighbours: Neighbours, states: bool = True) -> Graph:
+        """The graph of context blocks [B, T] with all the neighbours given, [B, T, K].
+
+        Without `states`, windows say where they stand in the store and hold nothing of it: for a network that
+        has a cache to read from.
+        """
+        return build_graph(
+            context,
+            neighbours.positions,
+            neighbours.similarity,
+            self.windows if states else self.places,
+            distinct=states,
+        )
+
+    def windows(self, rows_U: Tensor) -> Windows:
+        """Windows with the states and tokens of the distinct positions they touch."""
+        positions_UW, inside_UW = self._positions(rows_U)
+        positions_P, place_UW = torch.unique(positions_UW, return_inverse=True)
+        return Windows(rows_U, place_UW, inside_UW, self.store.states(positions_P), self.store.tokens(positions_P))
+
+    def places(self, rows_U: Tensor) -> Windows:
+        """Windows as places in the store; the tokens are those of their slots."""
+        positions_UW, inside_UW = self._positions(rows_U)
+        return Windows(rows_U, positions_UW, inside_UW, torch.empty(0, self.store.width), torch.empty(0))
+
+    def _positions(self, rows_U: Tensor) -> tuple[Tensor, Tensor]:
+        return window_positions(rows_U, *self.store.bounds(rows_U), self.left, self.right)

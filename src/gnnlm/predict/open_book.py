@@ -1,0 +1,187 @@
+"""An open-book model that reads on: tokens in, predictions and a new past out. Needs no run directory.
+
+A prompt is a long read, a step of writing a short one; both give what scoring the whole text in one piece gives.
+
+Shapes: B texts, T tokens, K neighbours, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gnnlm.datastore.store import Store
+from gnnlm.errors import ConfigError, ModelError
+from gnnlm.gnn.model import Carry
+from gnnlm.graph.batch import Context
+from gnnlm.lm.protocol import BaseLM
+from gnnlm.lm.reader import LMPast, Reader
+from gnnlm.predict.predictor import STATE_OF, Prediction, Predictor
+from gnnlm.retrieval.index import Allowed, Index
+from gnnlm.retrieval.neighbours import Neighbours
+
+BLOCK = 256  # tokens of a long text that are read at once
+ROLLBACK = 64  # tokens that can be dropped from a past without reading its text again
+
+
+@dataclass(frozen=True)
+class Past:
+    """What was read of each text of a batch. A value: reading on, cropping and selecting make new ones.
+
+    It holds the base model's cache, bounded by its window; the graph network's keys and values, bounded by its context
+    and `ROLLBACK`; the neighbours of the last token; and the token ids of the whole text.
+    """
+
+    lm: LMPast
+    carry: Carry | None
+    spare: tuple[int, ...]  # tokens of each text that the carry can still lose
+    neighbours: Neighbours | None  # of the last position of each text, [B, K]
+
+    def __len__(self) -> int:
+        return len(self.lm)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens read of each text, the start token not counted."""
+        return self.lm.lengths
+
+    def crop(self, n: int | Sequence[int]) -> Past:
+        """Without the last n tokens of each text, or n[b] of text b.
+
+        Dropping more than `ROLLBACK` tokens makes the next read go through the whole text again.
+        """
+        drops = [n] * len(self) if isinstance(n, int) else list(n)
+        lm = self.lm.crop(drops)
+        if not any(drops):
+            return self
+        spare = tuple(left - drop for left, drop in zip(self.spare, drops, strict=True))
+        carry = self.carry
+        if carry is not None:
+            carry = None if min(spare) < 0 else carry.dropping(torch.tensor(drops))
+        return Past(lm, carry, spare, None)
+
+    def select(self, rows: Sequence[int]) -> Past:
+        """The texts with these numbers, in this order, each as often as it is named."""
+        lm, picked = self.lm.select(rows), torch.tensor(list(rows), dtype=torch.long)
+        return Past(
+            lm,
+            None if self.carry is None else self.carry.select(picked),
+            tuple(self.spare[row] for row in rows),
+            None if self.neighbours is None else self.neighbours[picked],
+        )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts are read, as the store was made: see `lm.window`, `lm.context`, `store.key` and `store.dtype`."""
+
+    window: int
+    context: int
+    key: str = "state"
+    dtype: str = "fp16"
+
+
+@dataclass(frozen=True)
+class OpenBook:
+    """A frozen language model with a store, an index over it, and a predictor."""
+
+    lm: BaseLM
+    store: Store
+    index: Index
+    predictor: Predictor
+    reading: Reading
+
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.lm, self.reading.window, self.reading.context, self.reading.key)
+
+    @torch.inference_mode()
+    def read(
+        self,
+        tokens: Sequence[Sequence[int]],
+        past: Past | None = None,
+        wanted: Collection[str] = ("gnn_knn",),
+        allowed: Allowed | None = None,
+        k: int = 0,
+    ) -> tuple[Prediction, Past]:
+        """What is predicted after each new token of each text, [B, T], and the new past.
+
+        Without a past the texts begin, and the first prediction of each is that of its first token: [B, T + 1]. Rows
+        may get different numbers of tokens; they are padded on the right, and `Prediction.real` says where. `wanted`
+        names the predictors whose states are made; at least `k` neighbours are looked up.
+        """
+        self.predictor.check(wanted)
+        self._check_tokens(tokens)
+        gnn = any(STATE_OF[name] == "gnn" for name in wanted)
+        if past is not None and gnn and past.carry is None:  # cropped too far, or read without the network
+            past = self._again([text.tolist() for text in past.lm.texts], wanted, allowed)
+        read, lm = self.reader.read(tokens, None if past is None else past.lm)
+        before = [0] * len(tokens) if past is None else [length + 1 for length in past.lengths]
+        states_BTD = self._rounded(read.states_BTD)
+        keys_BTD = states_BTD if read.keys_BTD is None else self._rounded(read.keys_BTD)
+        k = max(k, self.predictor.neighbours_needed(wanted))
+        neighbours = self._search(keys_BTD, read.real_BT, k, allowed)
+        offsets_BT = torch.tensor(before)[:, None] + torch.arange(states_BTD.shape[1])
+        document_BT = torch.where(read.real_BT.cpu(), 0, -1)
+        carry = None if past is None else past.carry
+        prediction, carry = self.predictor.step(
+            Context(states_BTD, offsets_BT, document_BT), neighbours, wanted, carry, ROLLBACK
+        )
+        counts = read.real_BT.sum(1).tolist()
+        spare = [0] * len(tokens) if past is None else past.spare
+        return prediction, Past(
+            lm,
+            carry if gnn else None,
+            tuple(min(ROLLBACK, max(0, left) + count) for left, count in zip(spare, counts, strict=True)),
+            self._last(neighbours, counts, None if past is None else past.neighbours),
+        )
+
+    def _again(self, texts: list[list[int]], wanted: Collection[str], allowed: Allowed | None) -> Past:
+        """The past of whole texts, read from their beginning a block at a time."""
+        _, past = self.read([text[:BLOCK] for text in texts], None, wanted, allowed)
+        for start in range(BLOCK, max(map(len, texts)), BLOCK):
+            _, past = self.read([text[start : start + BLOCK] for text in texts], past, wanted, allowed)
+        return past
+
+    def _rounded(self, states: Tensor) -> Tensor:
+        """States as the store keeps them: what is looked up must be what was written."""
+        if self.reading.dtype != "fp16":
+            return states
+        rounded = states.half().float()
+        if not bool(torch.isfinite(rounded).all()):
+            raise ModelError("the model's states do not fit in fp16; build the run with store.dtype: fp32")
+        return rounded
+
+    def _search(self, keys_BTD: Tensor, real_BT: Tensor, k: int, allowed: Allowed | None) -> Neighbours:
+        batch, tokens = real_BT.shape
+        if not k:
+            return Neighbours.none(batch, tokens)
+        found = self.index.search(keys_BTD[real_BT], k, allowed)
+        spread = Neighbours.none(batch, tokens, k=found.k)
+        real_BT = real_BT.cpu()
+        spread.positions[real_BT], spread.similarity[real_BT] = found.positions.cpu(), found.similarity.cpu()
+        return spread
+
+    def _last(self, neighbours: Neighbours, counts: list[int], before: Neighbours | None) -> Neighbours | None:
+        """The neighbours of each text's last position; those from before where nothing new was read."""
+        if before is not None and before.k != neighbours.k:
+            before = before.padded(neighbours.k)
+        if not all(counts):
+            if before is None:
+                return None
+            rows = [neighbours[b, count - 1] if count else before[b] for b, count in enumerate(counts)]
+            return Neighbours(torch.stack([r.positions for r in rows]), torch.stack([r.similarity for r in rows]))
+        return neighbours[torch.arange(len(counts)), torch.tensor(counts) - 1]
+
+    def _check_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
+        if not tokens:
+            raise ConfigError("read expects at least one text, as a list of token ids")
+        for text in tokens:
+            if len(text) and not (0 <= min(text) and max(text) < self.lm.vocab_size):
+                raise ConfigError(
+                    f"expected token ids from 0 to {self.lm.vocab_size - 1}, got {min(text)} to {max(text)}"
+                )

@@ -1,0 +1,115 @@
+"""Exact search: one matrix product and a top-k, in torch.
+
+What a query finds must not depend on the batch it comes in, and matrix products of different shapes round
+differently. So the product only picks candidates, with a margin for its rounding; their similarities are then computed
+anew, one row at a time, and sorted by (similarity, position).
+
+Shapes: N queries, R rows, D width, C candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gnnlm.datastore.store import mapped
+from gnnlm.retrieval.index import Allowed, as_keys
+from gnnlm.retrieval.neighbours import Neighbours
+
+SCORES_AT_ONCE = 2**24  # scores held at once: 64 MB of float32
+GATHERED_AT_ONCE = 2**21  # candidates' values held at once: 8 MB of float32 stay near the processor
+SPARE = 16  # candidates beyond k, so that a second top-k is rarely needed
+
+
+class ExactIndex:
+    """All keys in memory, compared with every query."""
+
+    def __init__(self, keys_RD: Tensor, positions_R: Tensor, metric: str) -> None:
+        """`keys_RD` are as `as_keys` makes them; `positions_R` are sorted."""
+        self.keys_RD, self.positions_R, self.metric = keys_RD, positions_R, metric
+        self._square_R = keys_RD.square().sum(1) if metric == "l2" else None
+        largest = 1.0 if self._square_R is None else float(self._square_R.max()) if len(keys_RD) else 1.0
+        self._rounding = 2.0**-23 * math.sqrt(keys_RD.shape[1]) * 4 * max(1.0, largest)
+
+    @classmethod
+    def over(cls, keys: npt.NDArray[Any], positions_R: Tensor, metric: str, device: str = "cpu") -> ExactIndex:
+        """An index over some positions of stored keys."""
+        return cls(as_keys(mapped(keys)[positions_R].to(device), metric), positions_R.to(device), metric)
+
+    def __len__(self) -> int:
+        return len(self.positions_R)
+
+    def search(self, keys_ND: Tensor, k: int, allowed: Allowed | None = None) -> Neighbours:
+        """See `Index.search`."""
+        queries_ND = as_keys(keys_ND.to(self.keys_RD.device), self.metric)
+        k = min(k, len(self))
+        if not len(queries_ND) or not k:
+            return Neighbours.none(len(queries_ND), k=k)
+        open_R = None
+        if allowed is not None and allowed.positions is not None:
+            open_R = allowed.positions.to(self.keys_RD.device)[self.positions_R]
+        chunk = max(1, SCORES_AT_ONCE // len(self))
+        found = []
+        for start in range(0, len(queries_ND), chunk):
+            part = slice(start, start + chunk)
+            barred = None if allowed is None or allowed.barred is None else [end[part] for end in allowed.barred]
+            found.append(self._search(queries_ND[part], k, open_R, barred))
+        return Neighbours(torch.cat([f.positions for f in found]), torch.cat([f.similarity for f in found]))
+
+    def _search(self, queries_nD: Tensor, k: int, open_R: Tensor | None, barred: list[Tensor] | None) -> Neighbours:
+        scores_nR = queries_nD @ self.keys_RD.T
+        if self._square_R is not None:  # 2 q.x - |x|^2 ranks as minus the squared distance does
+            scores_nR = scores_nR.mul_(2).sub_(self._square_R)
+        if open_R is not None:
+            scores_nR.masked_fill_(~open_R, -math.inf)
+        if barred is not None:
+            low = torch.searchsorted(self.positions_R, barred[0].to(self.positions_R)).tolist()
+            high = torch.searchsorted(self.positions_R, barred[1].to(self.positions_R), right=True).tolist()
+            for line, (first, end) in enumerate(zip(low, high, strict=True)):
+                scores_nR[line, first:end] = -math.inf
+        margin = self._rounding * (1.0 if self._square_R is None else 1.0 + float(queries_nD.square().sum(1).max()))
+        count = min(len(self), k + SPARE)
+        while True:
+            best = scores_nR.topk(count, dim=1)
+            kth_n = best.values[:, k - 1]
+            cut_n = (best.values[:, -1] >= kth_n - margin) & torch.isfinite(best.values[:, -1])
+            if count == len(self) or not bool(cut_n.any()):
+                break
+            count = min(len(self), 4 * count)
+        rows_nC, real_nC = best.indices, torch.isfinite(best.values)
+        similarity_nC = self._similarity(queries_nD, rows_nC).masked_fill_(~real_nC, -math.inf)
+        positions_nC = self.positions_R[rows_nC].masked_fill_(~real_nC, -1)
+        return sorted_neighbours(positions_nC, similarity_nC, k)
+
+    def _similarity(self, queries_nD: Tensor, rows_nC: Tensor) -> Tensor:
+        """The similarity of each query with its candidates, each made by itself."""
+        count, width = rows_nC.shape[1], self.keys_RD.shape[1]
+        out_nC = torch.empty(rows_nC.shape, device=rows_nC.device)
+        step = max(1, GATHERED_AT_ONCE // (count * width))
+        for start in range(0, len(rows_nC), step):
+            part = slice(start, start + step)
+            found_mCD = self.keys_RD.index_select(0, rows_nC[part].reshape(-1)).view(-1, count, width)
+            queries_m1D = queries_nD[part, None]
+            if self.metric == "l2":
+                out_nC[part] = (found_mCD - queries_m1D).square_().sum(-1).neg_()
+            else:
+                out_nC[part] = found_mCD.mul_(queries_m1D).sum(-1)
+        return out_nC
+
+
+def sorted_neighbours(positions_NC: Tensor, similarity_NC: Tensor, k: int) -> Neighbours:
+    """The k nearest of some candidates, by (similarity, position).
+
+    >>> found = sorted_neighbours(torch.tensor([[7, 3, -1]]), torch.tensor([[0.5, 0.5, -math.inf]]), 2)
+    >>> found.positions.tolist()
+    [[3, 7]]
+    """
+    last = torch.iinfo(torch.long).max
+    order_NC = positions_NC.masked_fill(positions_NC < 0, last).argsort(dim=1, stable=True)
+    by_similarity = similarity_NC.gather(1, order_NC).argsort(dim=1, descending=True, stable=True)[:, :k]
+    order_Nk = order_NC.gather(1, by_similarity)
+    return Neighbours(positions_NC.gather(1, order_Nk), similarity_NC.gather(1, order_Nk))

@@ -1,0 +1,203 @@
+"""Approximate search with FAISS: inverted lists, product quantization, or any factory string.
+
+Filters are honoured inside the search: by a selector where most rows stay open, by exact search among the few that are
+left where a filter is narrow. A query that still keeps too few looks into more lists, and at last into all.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gnnlm.artifact import Draft, writing
+from gnnlm.config import IndexConfig
+from gnnlm.datastore.quantize import LEVELS, check_bytes
+from gnnlm.datastore.store import mapped
+from gnnlm.errors import ConfigError
+from gnnlm.progress import Track
+from gnnlm.retrieval.exact import ExactIndex, sorted_neighbours
+from gnnlm.retrieval.index import Allowed, Ids, as_keys
+from gnnlm.retrieval.neighbours import Neighbours
+
+Floats = npt.NDArray[np.float32]
+TRAIN_ROWS, ROWS_PER_CLUSTER = 262_144, 39  # a quantizer is trained on so many rows, or so many for each cluster
+BATCH = 65_536
+MANY_CLUSTERS = 65_536  # beyond this the clusters themselves are searched through a graph
+NARROW = 16_384  # a filter that leaves fewer rows than this is searched exactly
+FETCH_AT_ONCE = 2**26  # rows asked of the index in one call, over all queries: 0.8 GB
+
+
+class FaissIndex:
+    """A FAISS index, the position of each of its rows, and the keys it was made from."""
+
+    def __init__(self, index: Any, keys: npt.NDArray[Any], positions: Tensor, metric: str) -> None:
+        self._index, self._keys, self.positions_R, self.metric = index, keys, positions, metric
+        self._ivf = faiss.try_extract_index_ivf(index)
+
+    def __len__(self) -> int:
+        return len(self.positions_R)
+
+    def search(self, keys_ND: Tensor, k: int, allowed: Allowed | None = None) -> Neighbours:
+        """See `Index.search`; the nearest are found as far as the index finds them."""
+        k = min(k, len(self))
+        if not len(keys_ND) or not k:
+            return Neighbours.none(len(keys_ND), k=k)
+        allowed = allowed or Allowed()
+        if allowed.positions is not None:
+            open_R = allowed.positions[self.positions_R]
+            if int(open_R.sum()) <= NARROW:
+                few = ExactIndex.over(self._keys, self.positions_R[open_R], self.metric)
+                return few.search(keys_ND, k, Allowed(allowed.barred)).padded(k)
+            return self._search(keys_ND, k, allowed.barred, open_R.numpy())
+        return self._search(keys_ND, k, allowed.barred, None)
+
+    def _search(
+        self, keys_ND: Tensor, k: int, barred: tuple[Tensor, Tensor] | None, open_R: npt.NDArray[np.bool_] | None
+    ) -> Neighbours:
+        """Fetch, filter, and fetch more for the queries that kept too few."""
+        queries = np.ascontiguousarray(as_keys(keys_ND, self.metric).numpy())
+        found = Neighbours.none(len(queries), k=k)
+        closed = torch.zeros(len(queries), dtype=torch.long) if barred is None else barred[1] - barred[0] + 1
+        enough = (k + closed).clamp(max=len(self))
+        lines, probes = torch.arange(len(queries)), self._probes
+        fetch = k if barred is None else min(2 * k, len(self))
+        while len(lines):
+            for part in lines.split(max(1, FETCH_AT_ONCE // fetch)):
+                got = self._ask(queries[part.numpy()], fetch, open_R, probes)
+                if barred is not None:
+                    low, high = (end[part, None] for end in barred)
+                    inside = (got.positions >= low) & (got.positions <= high)
+                    got = Neighbours(
+                        got.positions.masked_fill(inside, -1), got.similarity.masked_fill(inside, -math.inf)
+                    )
+                best = sorted_neighbours(got.positions, got.similarity, k)
+                found.positions[part], found.similarity[part] = best.positions, best.similarity
+            short = found.positions[lines, -1] < 0
+            if open_R is not None and probes < self._lists:  # a filter has emptied the lists that were looked into
+                lines, probes = lines[short], min(4 * probes, self._lists)
+            else:
+                lines = lines[short & (fetch < enough[lines])]
+            fetch = fetch if barred is None else min(4 * fetch, len(self))
+        return found
+
+    def _ask(self, queries: Floats, fetch: int, open_R: npt.NDArray[np.bool_] | None, probes: int) -> Neighbours:
+        scores, rows = self._index.search(queries, fetch, params=self._parameters(open_R, probes))
+        missing = rows < 0
+        if self._index.metric_type == faiss.METRIC_L2:  # FAISS gives squared distances; between unit vectors 2 - 2 cos
+            scores = 1 - scores / 2 if self.metric == "cosine" else -scores
+        positions = self.positions_R.numpy()[np.maximum(rows, 0)]
+        return Neighbours(
+            torch.from_numpy(np.where(missing, -1, positions)),
+            torch.from_numpy(np.where(missing, -np.inf, scores).astype(np.float32)),
+        )
+
+    def _parameters(self, open_R: npt.NDArray[np.bool_] | None, probes: int) -> Any:
+        if open_R is None and probes == self._probes:
+            return None
+        library: Any = faiss  # its stubs do not know the keyword arguments of search parameters
+        selector = None if open_R is None else library.IDSelectorBitmap(np.packbits(open_R, bitorder="little"))
+        if self._ivf is None:
+            return library.SearchParameters(sel=selector)
+        inner = library.SearchParametersIVF(sel=selector, nprobe=probes)
+        chain = isinstance(self._index, faiss.IndexPreTransform)
+        return library.SearchParametersPreTransform(index_params=inner) if chain else inner
+
+    @property
+    def _probes(self) -> int:
+        return 1 if self._ivf is None else int(self._ivf.nprobe)
+
+    @property
+    def _lists(self) -> int:
+        return 1 if self._ivf is None else int(self._ivf.nlist)
+
+
+def clusters_of(config: IndexConfig, rows: int) -> int:
+    """Clusters of an inverted index over so many rows: enough rows are left to train each."""
+    return max(1, min(config.clusters or int(4 * math.sqrt(rows)), rows // ROWS_PER_CLUSTER))
+
+
+def training_rows(clusters: int, rows: int) -> int:
+    """How many of its rows an index of so many clusters is trained on."""
+    return min(rows, max(TRAIN_ROWS, ROWS_PER_CLUSTER * clusters))
+
+
+def check_index(config: IndexConfig, width: int, rows: int) -> None:
+    """Refuse an index that cannot be built over so many keys of this width, before the long work."""
+    if config.kind != "exact":
+        empty_index(config, width, rows)
+
+
+def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
+    """An untrained index of the configured kind, for about so many rows."""
+    clusters = clusters_of(config, rows)
+    cells = f"IVF{clusters}" + ("_HNSW32" if clusters > MANY_CLUSTERS else "")
+    factory = f"{cells},Flat" if config.kind == "ivf" else config.kind
+    if config.kind == "ivfpq":
+        check_bytes(width, config.bytes, "index.bytes")
+        if rows < LEVELS * ROWS_PER_CLUSTER:
+            raise ConfigError(
+                f"index.kind ivfpq needs at least {LEVELS * ROWS_PER_CLUSTER:,} rows to learn its codes from, the "
+                f"store has {rows:,}; use exact"
+            )
+        factory = f"OPQ{config.bytes},{cells},PQ{config.bytes}"
+    try:
+        # L2 between unit vectors ranks as cosine does, and stays right when a transform centres the keys.
+        index = faiss.index_factory(width, factory, faiss.METRIC_L2)
+    except RuntimeError as error:
+        raise _unusable(config, width, error) from error
+    if isinstance(index, faiss.IndexIDMap | faiss.IndexIDMap2):
+        raise ConfigError(f"index.kind {config.kind!r}: rows are numbered here already; leave IDMap out")
+    return index
+
+
+def write_faiss_index(draft: Draft, keys: npt.NDArray[Any], positions: Ids, config: IndexConfig, seed: int) -> None:
+    """Train an index on a sample of the keys and add all of them."""
+    index = empty_index(config, keys.shape[1], len(positions))
+    ivf = faiss.try_extract_index_ivf(index)
+    wanted = training_rows(0 if ivf is None else ivf.nlist, len(positions))
+    sample = np.sort(positions[np.random.default_rng(seed).permutation(len(positions))[:wanted]])
+    if ivf is not None:
+        ivf.cp.seed = seed + 1
+        ivf.cp.min_points_per_centroid = 1
+    with Track("index", len(positions), "rows") as track:
+        try:
+            index.train(_keys(keys, sample, config.metric))
+        except RuntimeError as error:
+            raise _unusable(config, keys.shape[1], error) from error
+        for start in range(0, len(positions), BATCH):
+            rows = positions[start : start + BATCH]
+            index.add(_keys(keys, rows, config.metric))
+            track.advance(len(rows))
+    with writing(draft.folder / "index.faiss"):
+        faiss.write_index(index, str(draft.folder / "index.faiss"))
+
+
+def open_faiss_index(path: Path, keys: npt.NDArray[Any], positions: Tensor, metric: str, probes: int) -> FaissIndex:
+    index = faiss.read_index(str(path))
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        ivf.nprobe = min(probes, ivf.nlist)
+        quantizer = faiss.downcast_index(ivf.quantizer)
+        if isinstance(quantizer, faiss.IndexHNSW):  # clusters are found through a graph: look at more than are wanted
+            quantizer.hnsw.efSearch = max(quantizer.hnsw.efSearch, 2 * ivf.nprobe)
+    return FaissIndex(index, keys, positions, metric)
+
+
+def _keys(keys: npt.NDArray[Any], rows: Ids, metric: str) -> Floats:
+    made: Floats = np.ascontiguousarray(as_keys(mapped(keys)[torch.from_numpy(rows)], metric).numpy())
+    return made
+
+
+def _unusable(config: IndexConfig, width: int, error: Exception) -> ConfigError:
+    reason = str(error).strip().splitlines()[0].rsplit(": ", 1)[-1]
+    return ConfigError(
+        f"index.kind {config.kind!r} cannot be built over keys of width {width}: {reason}; use exact, ivf, or another "
+        "FAISS factory string"
+    )

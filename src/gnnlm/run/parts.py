@@ -1,0 +1,145 @@
+"""The parts of a run, loaded from its artifacts when first needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gnnlm.artifact import Array
+from gnnlm.corpus.stream import SPLITS, Stream
+from gnnlm.datastore.codec import open_codec
+from gnnlm.datastore.store import Segment, Store, mapped
+from gnnlm.gnn.model import GnnModel
+from gnnlm.lm.adaptive_softmax import load_head
+from gnnlm.lm.head import Head
+from gnnlm.lm.load import load_lm
+from gnnlm.lm.protocol import BaseLM
+from gnnlm.predict.cache import WindowCache, open_cache
+from gnnlm.predict.graphs import GraphBuilder
+from gnnlm.predict.knn import Mix
+from gnnlm.predict.predictor import Predictor
+from gnnlm.predict.score import SearchedText
+from gnnlm.progress import say
+from gnnlm.retrieval.index import Ids, Index, open_index
+from gnnlm.retrieval.search import open_table
+
+if TYPE_CHECKING:
+    from gnnlm.run.run import Run
+
+
+class Parts:
+    """Models, texts, store, index and predictor of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    # -- base model and text -------------------------------------------------------------------------------
+
+    @cached_property
+    def source_lm(self) -> BaseLM:
+        """The model that the config names."""
+        say(f"loading {self._run.config.lm.model}")
+        return load_lm(self._run.config.lm)
+
+    @cached_property
+    def lm(self) -> BaseLM:
+        """The model that is frozen here: the one named, or what was trained in this run."""
+        if "lm" not in self._run.stages:
+            return self.source_lm
+        return load_lm(self._run.config.lm.model_copy(update={"model": str(self._run.artifact("lm").path)}))
+
+    @cached_property
+    def streams(self) -> dict[str, Stream]:
+        return {split: Stream(self._run.artifact("corpus"), split) for split in SPLITS}
+
+    @cached_property
+    def device(self) -> str:
+        """Where the softmax and the GNN predict."""
+        return "cuda" if self._run.config.train.device == "auto" and torch.cuda.is_available() else "cpu"
+
+    @cached_property
+    def head(self) -> Head:
+        return load_head(self._run.artifact("encode").path / "head.safetensors").on(self.device)
+
+    # -- store and neighbours ------------------------------------------------------------------------------
+
+    @cached_property
+    def segments(self) -> dict[str, Segment]:
+        """Every split as it was encoded."""
+        encoded = self._run.artifact("encode")
+        return {split: Segment.open(encoded, stream) for split, stream in self.streams.items()}
+
+    @cached_property
+    def store(self) -> Store:
+        """What is looked up: the train text, its states coded where there is a codec."""
+        coded = open_codec(self._run.artifact("codec"), self.device)
+        segment = self.segments["train"]
+        return Store([segment if coded is None else segment.coded(coded)])
+
+    @cached_property
+    def index(self) -> Index:
+        probes = self._run.config.index.probes
+        return open_index(self._run.artifact("index"), self._run.artifact("encode"), probes, self.device)
+
+    @cached_property
+    def graphs(self) -> GraphBuilder:
+        return GraphBuilder(self.store, self._run.config.gnn.left, self._run.config.gnn.right)
+
+    def searched(self, split: str) -> SearchedText:
+        """A split with its neighbours; train with the base model's states at first reading, where they were kept."""
+        segment = self.segments[split]
+        if split == "train" and (unread := self.unread_states) is not None:
+            segment = replace(segment, states_PD=mapped(unread))
+        return SearchedText(segment, open_table(self._run.artifact("search"), split))
+
+    @property
+    def unread_states(self) -> Array | None:
+        """The base model's states of train text before it learned from it, by position, where they were kept."""
+        return self._first_reading("states")
+
+    def _first_reading(self, what: str) -> Array | None:
+        lm = self._run.artifact("lm") if "lm" in self._run.stages else None
+        files = lm.facts.get("first_reading") if lm is not None else None
+        return None if lm is None or files is None else lm.array(files[what])
+
+    @property
+    def unread_positions(self) -> Ids | None:
+        """Train positions that the base model was not trained on, where some were kept from it."""
+        first = self._first_reading("positions")
+        if first is not None:
+            return np.array(first)
+        unread = self._run.artifact("lm").facts.get("unread") if "lm" in self._run.stages else None
+        if not unread:
+            return None
+        stream = self.streams["train"]
+        return np.flatnonzero(np.isin(stream.document_of(np.arange(len(stream))), unread))
+
+    # -- network and prediction ----------------------------------------------------------------------------
+
+    @cached_property
+    def gnn(self) -> GnnModel | None:
+        """The trained network; None in a run without one."""
+        if "train" not in self._run.stages:
+            return None
+        path = self._run.artifact("train").path / "model.safetensors"
+        return GnnModel.load(path, self.head).to(self.device).freeze()
+
+    @cached_property
+    def cache(self) -> WindowCache | None:
+        """Neighbour states of the trained network, where they are kept."""
+        if self.gnn is None:
+            return None
+        return open_cache(self._run.artifact("cache"), self.gnn, self.store, self.device)
+
+    def predictor_with(self, mixes: dict[str, Mix]) -> Predictor:
+        return Predictor(self.head, self.graphs, self.gnn, self._run.graph_k, mixes, self.cache)
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The tuned predictor."""
+        chosen = self._run.artifact("tune").facts["mix"]
+        return self.predictor_with({name: Mix(**values) for name, values in chosen.items()})
