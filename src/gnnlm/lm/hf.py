@@ -1,4 +1,4 @@
-"""Any Hugging Face causal LM as a base model. The only module that knows transformers.
+"""Any Hugging Face causal LM as a base model. With `hf_stream`, the only module that knows transformers.
 
 The state is the input of the output embedding, as the model itself computes it; what the model does to
 the logits afterwards (scale, soft cap) is read from its config. Whether that is the whole truth is not
@@ -13,9 +13,11 @@ import hashlib
 import importlib.util
 import io
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,10 @@ from torch import Tensor, nn
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.lm.head import SoftmaxHead
+from gnnlm.lm.protocol import Streamed
+
+if TYPE_CHECKING:
+    from gnnlm.lm.hf_stream import HFStream  # imports transformers, which takes a while
 
 SMOLLM2 = "smollm2"
 SAMPLES, SAMPLE = 256, 2**16  # places of a weight file that are hashed, and bytes at each
@@ -130,28 +136,52 @@ class HFModel:
     def vocab_size(self) -> int:
         return self.head.vocab_size
 
-    @torch.inference_mode()
     def encode(self, tokens_BT: Tensor) -> Tensor:
-        with self._arithmetic():
-            out = self.model.base_model(input_ids=tokens_BT.to(self.device), use_cache=False)
-        states: Tensor = out.last_hidden_state.float()
-        return states
+        return self._forward(tokens_BT, use_cache=False)[0]
 
-    @torch.inference_mode()
     def encode_keys(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        read: list[Tensor] = []
-        hook = _last_feed_forward(self.model).register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
-        try:
-            states_BTD = self.encode(tokens_BT)
-        finally:
-            hook.remove()
-        return states_BTD, read[0].reshape(*states_BTD.shape[:2], -1).float()
+        states_BTD, keys_BTD, _ = self._forward(tokens_BT, keys=True, use_cache=False)
+        assert keys_BTD is not None
+        return states_BTD, keys_BTD
+
+    @cached_property
+    def _stream(self) -> HFStream:
+        from gnnlm.lm.hf_stream import HFStream
+
+        return HFStream(self.model.base_model, self.vocab_size, self._forward)
+
+    @property
+    def ragged(self) -> bool:
+        return self._stream.ragged
 
     @torch.inference_mode()
-    def stream(self, tokens_BT: Tensor, past: Any = None) -> tuple[Tensor, Any]:
-        with self._arithmetic():
-            out = self.model.base_model(input_ids=tokens_BT.to(self.device), past_key_values=past, use_cache=True)
-        return out.last_hidden_state.float(), out.past_key_values
+    def stream(
+        self, tokens_BT: Tensor, past: Any = None, counts: Sequence[int] | None = None, keys: bool = False
+    ) -> Streamed:
+        return self._stream.read(tokens_BT, past, counts, keys)
+
+    @torch.inference_mode()
+    def _forward(self, tokens_BT: Tensor, keys: bool = False, **arguments: Any) -> tuple[Tensor, Tensor | None, Any]:
+        """States, keys where asked for, and the model's own output; everything that is read is read here."""
+        read: list[Tensor] = []
+        thread = threading.get_ident()
+
+        def take(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if threading.get_ident() == thread:
+                read.append(inputs[0])
+
+        hook = _last_feed_forward(self.model).register_forward_pre_hook(take) if keys else None
+        placed = {
+            name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in arguments.items()
+        }
+        try:
+            with self._arithmetic():
+                out = self.model.base_model(input_ids=tokens_BT.to(self.device), **placed)
+        finally:
+            if hook is not None:
+                hook.remove()
+        states_BTD = out.last_hidden_state.float()
+        return states_BTD, read[0].reshape(*states_BTD.shape[:2], -1).float() if keys else None, out
 
     @torch.inference_mode()
     def log_probs(self, states: Tensor) -> Tensor:
