@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 import gnnlm
 from gnnlm.book import Book
 from gnnlm.errors import CorpusError, GnnlmError
-from gnnlm.predict.predictor import PREDICTORS, Predictor
+from gnnlm.predict.knn import Mix
+from gnnlm.predict.predictor import PREDICTORS
+from gnnlm.predict.score import score_text
 from gnnlm.run import Run
 from gnnlm.run.stages import STAGES
 from tests.cli import gnnlm as command
@@ -29,14 +32,14 @@ def book(tiny_run: Run) -> Book:
 
 @pytest.fixture(scope="module")
 def text(tiny_run: Run) -> str:
-    return str(tiny_run.streams["test"].documents[0]["text"])[:300]
+    return str(tiny_run.parts.streams["test"].documents[0]["text"])[:300]
 
 
 def test_report(tiny_run: Run) -> None:
     report = json.loads((tiny_run.artifact("eval").path / "report.json").read_text())
     assert set(report["rows"]) == set(PREDICTORS)
-    assert report["test_tokens"] == tiny_run.streams["test"].token_count
-    assert report["store_tokens"] == tiny_run.streams["train"].token_count
+    assert report["test_tokens"] == tiny_run.parts.streams["test"].token_count
+    assert report["store_tokens"] == tiny_run.parts.streams["train"].token_count
     for row in report["rows"].values():
         assert row["ppl_95"][0] <= row["ppl"] <= row["ppl_95"][1]
         assert row["tokens_per_second"] > 0
@@ -48,15 +51,17 @@ def test_report(tiny_run: Run) -> None:
 
 
 def test_saved_scores_are_what_the_book_says(tiny_run: Run, book: Book) -> None:
-    stream = tiny_run.streams["test"]
+    stream = tiny_run.parts.streams["test"]
     document = stream.documents[0]["text"]
     scores = book.score(document)
     length = int(stream.starts[1]) - 1
     assert "".join(scores.tokens) == document
     for name in PREDICTORS:
         saved = np.load(tiny_run.artifact("eval").path / f"{name}.log_probs.npy")[:length]
-        np.testing.assert_allclose(getattr(scores, name), saved, atol=2e-3)
+        np.testing.assert_allclose(getattr(scores, name), saved, atol=1e-3)
     assert scores.perplexity("base") == pytest.approx(np.exp(-scores.base.mean()))
+    assert scores.ids == stream.tokens[:length].tolist()
+    assert [document[start:end] for start, end in scores.offsets] == scores.tokens
 
 
 @pytest.mark.parametrize("place", [0, 40, 100, 299])
@@ -72,22 +77,32 @@ def test_nothing_before_a_changed_token_moves(book: Book, text: str, place: int)
 
 
 def test_one_block_equals_many(tiny_run: Run) -> None:
-    source, predictor = tiny_run.assembler("test"), tiny_run.predictor
-    results = []
-    for size in (7, 64, len(source.queries)):
-        parts = [predictor.target_log_probs(block, source) for block in predictor.blocks(source, size)]
-        results.append({name: torch.cat([part[name] for part in parts]) for name in PREDICTORS})
+    text, predictor = tiny_run.parts.searched("test"), tiny_run.parts.predictor
+    results = [score_text(predictor, text, size, "score", PREDICTORS)[0] for size in (7, 64, len(text.text))]
     for other in results[1:]:
         for name in PREDICTORS:
-            torch.testing.assert_close(other[name], results[0][name], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(other[name], results[0][name], rtol=1e-4, atol=1e-4)
+
+
+def test_only_what_is_asked_for_is_computed(tiny_run: Run) -> None:
+    text, predictor = tiny_run.parts.searched("test"), tiny_run.parts.predictor
+    whole, _ = score_text(predictor, text, 64, "score", PREDICTORS)
+    for name in PREDICTORS:
+        alone, _ = score_text(predictor, text, 64, "score", (name,))
+        np.testing.assert_allclose(alone[name], whole[name], rtol=1e-5, atol=1e-5)
+    _, prediction = next(text.predictions(predictor, 8, ("base",)))
+    assert set(prediction.states) == {"base"}
+    assert prediction.neighbours.k == 0
+    _, prediction = next(text.predictions(predictor, 8, ("gnn",)))
+    assert set(prediction.states) == {"gnn"}
+    assert prediction.neighbours.k == predictor.graph_k
 
 
 def test_distributions_sum_to_one_and_agree_with_targets(tiny_run: Run) -> None:
-    source, predictor = tiny_run.assembler("test"), tiny_run.predictor
-    block = next(predictor.blocks(source, 50))
-    full = predictor.log_probs(block, source)
-    targets = predictor.target_log_probs(block, source)
-    tokens = source.queries.tokens_P[:50]
+    text, predictor = tiny_run.parts.searched("test"), tiny_run.parts.predictor
+    positions, prediction = next(text.predictions(predictor, 50, PREDICTORS))
+    full, tokens = prediction.log_probs(PREDICTORS), text.text.tokens(positions)
+    targets = prediction[tokens >= 0].target_log_probs(tokens[tokens >= 0], PREDICTORS)
     for name in PREDICTORS:
         torch.testing.assert_close(full[name].exp().sum(-1), torch.ones(50), rtol=1e-4, atol=1e-4)
         picked = full[name].gather(1, tokens.clamp(min=0)[:, None])[:, 0][tokens >= 0]
@@ -95,18 +110,16 @@ def test_distributions_sum_to_one_and_agree_with_targets(tiny_run: Run) -> None:
 
 
 def test_without_knn_weight_there_is_no_knn_effect(tiny_run: Run) -> None:
-    from gnnlm.evaluate.tune import UNTUNED
-
-    source = tiny_run.assembler("test")
-    predictor = Predictor(tiny_run.head, tiny_run.model, 8, UNTUNED, UNTUNED)
-    scores = predictor.target_log_probs(next(predictor.blocks(source, 30)), source)
-    assert torch.equal(scores["knn"], scores["base"])
-    assert torch.equal(scores["gnn_knn"], scores["gnn"])
+    nothing = Mix(k=4, temperature=1.0, weight=0.0)
+    predictor = tiny_run.parts.predictor_with({"base": nothing, "gnn": nothing})
+    scores, _ = score_text(predictor, tiny_run.parts.searched("test"), 64, "score", PREDICTORS)
+    assert np.array_equal(scores["knn"], scores["base"])
+    assert np.array_equal(scores["gnn_knn"], scores["gnn"])
 
 
 def test_training_tables_never_hold_the_own_document(tiny_run: Run) -> None:
     ids = tiny_run.artifact("search").array("train.ids.npy")
-    stream = tiny_run.streams["train"]
+    stream = tiny_run.parts.streams["train"]
     own = stream.document_of(np.arange(len(stream)))
     found = stream.document_of(np.maximum(ids, 0))
     assert not ((found == own[:, None]) & (ids >= 0)).any()
@@ -114,7 +127,7 @@ def test_training_tables_never_hold_the_own_document(tiny_run: Run) -> None:
 
 
 def test_neighbors(tiny_run: Run, book: Book) -> None:
-    train = tiny_run.streams["train"].documents[0]
+    train = tiny_run.parts.streams["train"].documents[0]
     text = train["text"][:60]
     found = book.neighbors(text, k=2)
     assert len(found) == 60
@@ -127,12 +140,14 @@ def test_neighbors(tiny_run: Run, book: Book) -> None:
     without = book.neighbors(text, k=2, exclude=[train["name"]])
     assert all(n.document != train["name"] for line in without for n in line)
     assert book.neighbors(text, k=2, exclude=train["name"]) == without
-    with pytest.raises(CorpusError, match="no document named 'nope'"):
+    with pytest.raises(CorpusError, match="no document of the store is named 'nope'"):
         book.neighbors(text, exclude=["nope"])
     with pytest.raises(GnnlmError, match="k must be at least 1"):
         book.neighbors(text, k=0)
-    with pytest.raises(CorpusError, match="expected a string to look up, got list"):
-        book.score([text])  # type: ignore[arg-type]
+    with pytest.raises(CorpusError, match="expected a string, got int"):
+        book.score([3])  # type: ignore[list-item]
+    with pytest.raises(CorpusError, match="half of a surrogate pair at character 2"):
+        book.score("ab\ud800")
     with pytest.raises(CorpusError, match="nothing to score"):
         book.score("")
     with pytest.raises(GnnlmError):
@@ -221,7 +236,7 @@ def test_a_stale_cache_is_refused(tiny_run: Run, tmp_path: Path) -> None:
     """Other weights, then another store: what was kept of the old ones is not read."""
     forked = Run(tiny_run.config.model_copy(update={"run": str(tmp_path / "fork")}))
     assert tiny_run.fork(forked.config) == FROZEN
-    assert forked.predictor.cache is not None
+    assert forked.parts.predictor.cache is not None
     train = forked.config.train.model_copy(update={"lr": 2e-3})
     other = Run(forked.config.model_copy(update={"train": train}))
     other.build("train", rebuild=True)
@@ -239,8 +254,9 @@ def test_a_stale_cache_is_refused(tiny_run: Run, tmp_path: Path) -> None:
 
 def test_the_cache_changes_nothing(tiny_run: Run) -> None:
     """With and without: half precision is all that differs."""
-    source, cached = tiny_run.assembler("test"), tiny_run.predictor
+    text, cached = tiny_run.parts.searched("test"), tiny_run.parts.predictor
     assert cached.cache is not None
-    live = Predictor(cached.head, cached.model, cached.graph_k, cached.base_mix, cached.gnn_mix)
-    for a, b in zip(cached.blocks(source, 64), live.blocks(source, 64), strict=True):
-        torch.testing.assert_close(a.gnn_ND, b.gnn_ND, rtol=5e-3, atol=5e-3)
+    live = replace(cached, cache=None)
+    blocks = (text.predictions(predictor, 64, ("gnn",)) for predictor in (cached, live))
+    for (_, a), (_, b) in zip(*blocks, strict=True):
+        torch.testing.assert_close(a.states["gnn"], b.states["gnn"], rtol=5e-3, atol=5e-3)

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from gnnlm.config import load_config
 from gnnlm.corpus.sources import check_text
+from gnnlm.datastore.filter import Names, open_documents
 from gnnlm.errors import ConfigError, CorpusError
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past, Reading
-from gnnlm.predict.predictor import PREDICTORS, Prediction
+from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.neighbours import Neighbours
 from gnnlm.run import Run
-from gnnlm.datastore.filter import Names, open_documents
 
 Floats = npt.NDArray[np.float32]
 Text = str | tuple[str, str]  # a text, or (context, continuation)
@@ -232,7 +232,11 @@ class Book:
         return Next({name: values_V.numpy() for name, values_V in log_probs.items()}, pieces)
 
     def _wanted(self, predictors: Iterable[str] | None) -> tuple[str, ...]:
-        wanted = self.predictors if predictors is None else tuple([predictors] if isinstance(predictors, str) else predictors)
+        wanted = (
+            self.predictors
+            if predictors is None
+            else tuple([predictors] if isinstance(predictors, str) else predictors)
+        )
         self.model.predictor.check(wanted)
         if not wanted:
             raise ConfigError(f"name at least one predictor of {', '.join(self.predictors)}")

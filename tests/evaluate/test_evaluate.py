@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from gnnlm.evaluate.report import bootstrap_interval, cells, make_report, markdown
-from gnnlm.evaluate.tune import tune_mixes
+from gnnlm.evaluate.report import Report, ScoredTest, bootstrap_interval, read_report
+from gnnlm.evaluate.tables import cells, markdown
+from gnnlm.evaluate.tune import Grid, tune_mixes
 from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs
-from gnnlm.predict.predictor import PREDICTORS, neighbour_tokens
+from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.run import Run
 
 
+def valid_tokens(run: Run) -> tuple[Any, ...]:
+    """The searched valid split, its targets, their base log-probabilities, and their neighbours' tokens."""
+    text, store = run.parts.searched("valid"), run.parts.store
+    lines = torch.nonzero(text.text.tokens_P >= 0)[:, 0]
+    targets, found = text.text.tokens(lines), text.table.at(lines)
+    base = run.parts.head.target_log_probs(text.text.states(lines), targets).double()
+    return text, store, targets, base, store.tokens(found.positions.clamp(min=0)), found.similarity
+
+
 def test_tuning_tries_every_combination(tiny_run: Run) -> None:
-    source = tiny_run.assembler("valid")
-    lines = torch.nonzero(source.queries.tokens_P >= 0)[:, 0]
-    targets = source.queries.tokens_P[lines]
-    base = tiny_run.head.target_log_probs(source.queries.gather(lines), targets).double()
+    text, store, targets, base, tokens, similarity = valid_tokens(tiny_run)
     ks, temperatures, lambdas = (2, 8), (0.01, 0.5), (0.0, 0.2, 1.0)
-    chosen, table = tune_mixes(source, {"base": base.numpy()}, ks, temperatures, lambdas, chunk=100)
-    tokens, similarity = neighbour_tokens(source, lines)
+    chosen, table = tune_mixes(text, store, {"base": base.numpy()}, Grid(ks, temperatures, lambdas), chunk=100)
     losses = {}
     for i, temperature in enumerate(temperatures):
         for j, k in enumerate(ks):
@@ -38,15 +45,11 @@ def test_tuning_tries_every_combination(tiny_run: Run) -> None:
 
 def test_tuning_by_similarity(tiny_run: Run) -> None:
     """Each bucket has the weight that is best for it, so the whole is at least as good as one weight for all."""
-    source = tiny_run.assembler("valid")
-    lines = torch.nonzero(source.queries.tokens_P >= 0)[:, 0]
-    targets = source.queries.tokens_P[lines]
-    base = tiny_run.head.target_log_probs(source.queries.gather(lines), targets).double()
+    text, store, targets, base, tokens, similarity = valid_tokens(tiny_run)
     lambdas = (0.0, 0.1, 0.3, 0.6)
-    chosen, table = tune_mixes(source, {"base": base.numpy()}, (8,), (0.1,), lambdas, buckets=4, chunk=100)
+    chosen, table = tune_mixes(text, store, {"base": base.numpy()}, Grid((8,), (0.1,), lambdas, 4), chunk=100)
     mix = chosen["base"]
     assert len(mix.weights) == len(mix.edges) + 1 == 4
-    tokens, similarity = neighbour_tokens(source, lines)
     knn = knn_target_log_probs(tokens, similarity.double(), targets, 8, 0.1)
     weight = mix.weight_of(similarity)
     bucket = torch.bucketize(similarity[:, 0].contiguous(), torch.tensor(mix.edges), right=True)
@@ -58,44 +61,41 @@ def test_tuning_by_similarity(tiny_run: Run) -> None:
     loss = -mix_log_probs(base, knn, weight).mean().item()
     assert loss <= min(table["losses"]["base"][0][0]) + 1e-9
     assert Mix(**json.loads(json.dumps(mix.as_dict()))).weight_of(similarity).equal(weight)
-    many, _ = tune_mixes(source, {"base": base.numpy()}, (8,), (0.1,), lambdas, buckets=100)
-    assert len(many["base"].weights) == len(lines) // 200
+    many, _ = tune_mixes(text, store, {"base": base.numpy()}, Grid((8,), (0.1,), lambdas, 100))
+    assert len(many["base"].weights) == len(targets) // 200
 
 
 def test_report_figures() -> None:
     scores = {name: np.log(np.array([0.5, 0.25, 0.125, 0.5])) for name in PREDICTORS}
     scores["gnn"] = np.log(np.array([0.5, 0.5, 0.0625, 0.5]))
-    report = make_report(
-        scores,
-        np.array([0, 0, 1, 1]),
-        {"words": 2, "bytes": 8},
-        dict.fromkeys(PREDICTORS, 10.0),
-        200,
-        0,
-        store_tokens=9,
-    )
-    base, gnn = report["rows"]["base"], report["rows"]["gnn"]
-    assert base["ppl"] == pytest.approx(2 ** (7 / 4))
-    assert base["ppl_word"] == pytest.approx(2 ** (7 / 2))
-    assert base["bits_per_byte"] == pytest.approx(7 / 8)
-    assert (gnn["helped"], gnn["hurt"]) == (0.25, 0.25)
-    assert report["test_tokens"] == 4
-    assert report["store_tokens"] == 9
-    low, high = base["ppl_95"]
+    test = ScoredTest(scores, np.array([0, 0, 1, 1]), ["a", "b"], 2, 8, dict.fromkeys(PREDICTORS, 10.0))
+    rows = test.rows(200, 0)
+    base, gnn = rows["base"], rows["gnn"]
+    assert base.ppl == pytest.approx(2 ** (7 / 4))
+    assert base.ppl_word == pytest.approx(2 ** (7 / 2))
+    assert base.bits_per_byte == pytest.approx(7 / 8)
+    assert (gnn.helped, gnn.hurt) == (0.25, 0.25)
+    assert base.change == 0
+    first, second = test.documents()
+    assert (first.name, first.tokens, second.name, second.tokens) == ("a", 2, "b", 2)
+    assert first.ppl["base"] == pytest.approx(2**1.5)
+    assert second.ppl["gnn"] == pytest.approx(2**2.5)
+    low, high = base.ppl_95
     assert low == pytest.approx(2**1.5)
     assert high == pytest.approx(2**2)
 
 
-def test_an_impossible_token_gives_null_not_nan() -> None:
-    import json
-
+def test_an_impossible_token_gives_null_not_nan(tiny_run: Run) -> None:
     scores = {name: np.log(np.array([0.5, 0.5, 0.5])) for name in PREDICTORS}
     scores["knn"] = np.array([-0.5, -math.inf, -0.5])
-    counts, speeds = {"words": 2, "bytes": 8}, dict.fromkeys(PREDICTORS, 10.0)
-    report = make_report(scores, np.array([0, 1, 1]), counts, speeds, 50, 0, store_tokens=9)
-    assert report["rows"]["knn"]["ppl"] is None
-    json.dumps(report, allow_nan=False)
+    test = ScoredTest(scores, np.array([0, 1, 1]), ["a", "b"], 2, 8, dict.fromkeys(PREDICTORS, 10.0))
+    whole = read_report(tiny_run.artifact("eval").path / "report.json")
+    report = whole.model_copy(update={"rows": test.rows(50, 0), "documents": test.documents()})
+    assert report.rows["knn"].ppl is None
+    assert report.documents[1].ppl["knn"] is None
+    json.dumps(report.as_json(), allow_nan=False)
     assert cells(report)[1][1] == "inf"
+    assert Report.model_validate(json.loads(json.dumps(report.as_json()))) == report
 
 
 def test_interval_narrows_with_documents() -> None:
@@ -108,10 +108,7 @@ def test_interval_narrows_with_documents() -> None:
 
 
 def test_markdown_has_the_four_rows(tiny_run: Run) -> None:
-    import json
-
-    report = json.loads((tiny_run.artifact("eval").path / "report.json").read_text())
-    text = markdown(report)
+    text = markdown(read_report(tiny_run.artifact("eval").path / "report.json"))
     for label in ("| base |", "| +kNN |", "| +GNN |", "| +GNN+kNN |"):
         assert label in text
     assert (tiny_run.artifact("eval").path / "rows.png").read_bytes().startswith(b"\x89PNG")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gnnlm.graph.batch import Graph, Windows, build_graph
+from gnnlm.graph.batch import Context, Graph, Windows, build_graph
 
 
 def random_graph(
@@ -33,9 +33,9 @@ def random_graph(
             torch.randint(-1, vocab, (positions,), generator=g),
         )
 
+    position = torch.arange(tokens).expand(blocks, tokens)
     return build_graph(
-        torch.randn(blocks, tokens, width, **double),
-        document,
+        Context(torch.randn(blocks, tokens, width, **double), position, document),
         neighbours,
         torch.rand(blocks, tokens, k, **double) * 0.05 + 0.9,
         windows_of,

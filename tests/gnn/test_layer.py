@@ -167,7 +167,7 @@ def test_windows_do_not_depend_on_who_shares_them(seed: int) -> None:
     both, _ = model(graph)
     parts = {
         name: getattr(graph, name)[1:]
-        for name in ("context_BTD", "document_BT", "rows_BTK", "edge_BTK", "similarity_BTK")
+        for name in ("context_BTD", "position_BT", "document_BT", "rows_BTK", "edge_BTK", "similarity_BTK")
     }
     alone, _ = model(dataclasses.replace(graph, **parts))
     torch.testing.assert_close(both[1:], alone, rtol=1e-12, atol=1e-12)

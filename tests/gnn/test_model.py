@@ -19,7 +19,7 @@ from gnnlm.graph.batch import Graph
 from tests.gnn.graphs import random_graph
 from tests.gnn.test_layer import CASES, HEAD, Embeddings, make_model
 
-PER_TOKEN = ("context_BTD", "document_BT", "rows_BTK", "edge_BTK", "similarity_BTK")
+PER_TOKEN = ("context_BTD", "position_BT", "document_BT", "rows_BTK", "edge_BTK", "similarity_BTK")
 
 
 def cut(graph: Graph, start: int, stop: int) -> Graph:
@@ -40,7 +40,7 @@ def test_blocks_equal_one_pass(cuts: list[int], context: int, preset: str) -> No
     parts = []
     for start, stop in itertools.pairwise(edges):
         states, carry = model(cut(graph, start, stop), carry)
-        assert carry.inputs[0].shape[1] == carry.document_BM.shape[1] <= max(0, context - 1)
+        assert carry.layers[0][0].shape[1] == carry.document_BM.shape[1] <= max(0, context - 1)
         parts.append(states)
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-10, atol=1e-10)
 

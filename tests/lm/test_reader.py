@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 from gnnlm.config import LMConfig
 from gnnlm.datastore.encode import encode_tokens
-from gnnlm.errors import ModelError
 from gnnlm.lm.adaptive import AdaptiveTransformer
 from gnnlm.lm.hf import HFModel
 from gnnlm.lm.hf_stream import Way
 from gnnlm.lm.native import NativeLM
-from gnnlm.lm.past import KeyValues
 from gnnlm.lm.protocol import BaseLM
 from gnnlm.lm.reader import LMPast, Read, Reader
 from gnnlm.lm.transformer_xl import TransformerXL
@@ -96,10 +94,7 @@ MODELS = [*FAMILIES, *NATIVE]
 def make_lm(name: str, dtype: str = "fp32") -> Any:
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
-    if name in NATIVE:
-        model = NATIVE[name]()
-    else:
-        model = transformers.AutoModelForCausalLM.from_config(FAMILIES[name][1]())
+    model = NATIVE[name]() if name in NATIVE else transformers.AutoModelForCausalLM.from_config(FAMILIES[name][1]())
     for parameter in model.parameters():
         parameter.data.add_(0.2 * torch.randn_like(parameter))
     return NativeLM(model, dtype=dtype) if name in NATIVE else HFModel(model, make_tokenizer(), dtype=dtype)

@@ -20,6 +20,7 @@ import gnnlm
 from gnnlm.config import parse_config
 from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.evaluate.ngram import score_ngram
+from gnnlm.predict.score import score_text
 from gnnlm.run import Run
 from gnnlm.run.stages import _warn_of_positions
 from gnnlm.train import fit as fit_module
@@ -139,7 +140,7 @@ def test_a_run_on_a_model_from_scratch(case: str, lines: Path, tmp_path: Path) -
     rows = {name: row["ppl"] for name, row in report["rows"].items()}
     assert all(np.isfinite(ppl) for ppl in rows.values())
     assert report["lm"]["kind"] == "scratch"
-    found = score_ngram(run.streams, run.config.lm.continuous, run.artifact("corpus").facts)
+    found = score_ngram(run.parts.streams, run.config.lm.continuous, run.artifact("corpus").facts)
     assert found["test_tokens"] == report["test_tokens"]
     book = gnnlm.open(tmp_path / "run")
     text = "w1 w2 w3 w4"
@@ -147,11 +148,11 @@ def test_a_run_on_a_model_from_scratch(case: str, lines: Path, tmp_path: Path) -
     assert len(scores.tokens) == (5 if case != "transformer-xl" else len(text))
     assert book.neighbors(text, k=2)[0]
     lm = gnnlm.load_lm(tmp_path / "run" / "lm")
-    tokens = torch.tensor([run.lm.tokenize(text)[0]])
+    tokens = torch.tensor([run.parts.lm.tokenize(text)[0]])
     torch.testing.assert_close(lm.log_probs(lm.encode(tokens)).exp().sum(-1), torch.ones(tokens.shape))
     if case == "transformer-xl":
         keys = run.artifact("encode").array("train.keys.npy")
-        assert keys.shape == (len(run.streams["train"]), 32)
+        assert keys.shape == (len(run.parts.streams["train"]), 32)
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -202,10 +203,10 @@ def test_fine_tuning_as_a_stage(kind: str, tiny_lm_dir: Path, text_dir: Path, ti
     facts = run.artifact("lm").facts
     assert facts["kind"] == kind
     assert 0 < len(facts["unread"]) < facts_documents(run)
-    allowed = run.unread_positions
+    allowed = run.parts.unread_positions
     assert allowed is not None
-    assert set(run.streams["train"].document_of(allowed).tolist()) == set(facts["unread"])
-    learned_on = run.assembler("train").at(torch.arange(len(allowed)))
+    assert set(run.parts.streams["train"].document_of(allowed).tolist()) == set(facts["unread"])
+    learned_on = run.parts.searched("train").table.positions(torch.arange(len(allowed)))
     assert learned_on.tolist() == allowed.tolist()
     if kind == "lora":
         assert facts["trained"] < facts["parameters"] / 3
@@ -226,7 +227,7 @@ def test_first_readings_are_the_states_before_learning(
     run = Run(parse_config(merge(values, {"run": str(tmp_path / "run"), "lm": {"finetune": tuning}})))
     run.build("corpus")
     made = run.build("lm")
-    stream, positions, states = run.streams["train"], run.unread_positions, run.unread_states
+    stream, positions, states = run.parts.streams["train"], run.parts.unread_positions, run.parts.unread_states
     assert positions is not None
     assert states is not None
     assert 0.5 * stream.token_count < len(positions) < stream.token_count
@@ -239,19 +240,26 @@ def test_first_readings_are_the_states_before_learning(
         for at in range(begin, end - 1, FINETUNE["block"]):
             tokens = np.asarray(stream.tokens[at : min(at + FINETUNE["block"], end - 1)], dtype=np.int64)
             assert kept[at : at + len(tokens)].all() or not kept[at : at + len(tokens)].any()
-            read = torch.from_numpy(np.concatenate([[run.lm.start_token], tokens[:-1]]))
+            read = torch.from_numpy(np.concatenate([[run.parts.lm.start_token], tokens[:-1]]))
             if kept[at]:
-                wanted = run.lm.encode(read[None])[0].numpy()
+                wanted = run.parts.lm.encode(read[None])[0].numpy()
                 np.testing.assert_allclose(states[at : at + len(tokens)], wanted, atol=2e-2)
     for stage in ("encode", "codec", "index", "search"):
         run.build(stage)
-    train = run.assembler("train")
-    lines = torch.arange(5)
-    graph = train(lines[None], 4)
-    torch.testing.assert_close(graph.context_BTD[0], torch.from_numpy(np.asarray(states[positions[:5]])).float())
-    rows = torch.as_tensor(train.ids[lines.numpy()])
-    documents = run.states["train"].document_P
-    assert (documents[rows] != documents[torch.from_numpy(positions[:5])][:, None]).all()
+    train, some = run.parts.searched("train"), torch.from_numpy(positions[:5])
+    context, found = train.context(some[None]), train.table.at(some)
+    torch.testing.assert_close(context.states_BTD[0], torch.from_numpy(np.asarray(states[positions[:5]])).float())
+    assert (train.text.document_of(found.positions) != train.text.document_of(some)[:, None]).all()
+    left_out = torch.from_numpy(np.flatnonzero(~kept)[:3])
+    assert (train.table.at(left_out).positions == -1).all()  # by position, not by line
+    for stage in ("train", "cache", "tune"):
+        run.build(stage)
+    predictor, wanted = run.parts.predictor, ("base", "gnn")
+    whole, _ = score_text(predictor, train, 512, "score", wanted, torch.from_numpy(positions))
+    for block in (7, 64):  # a text with gaps scores the same however it is cut
+        parts, _ = score_text(predictor, train, block, "score", wanted, torch.from_numpy(positions))
+        for name in wanted:
+            np.testing.assert_allclose(parts[name], whole[name], rtol=1e-3, atol=1e-3)
 
 
 def test_first_readings_survive_a_kill(tiny_lm_dir: Path, text_dir: Path, tmp_path: Path) -> None:

@@ -198,3 +198,12 @@ def _docstrings(file: Path) -> Iterator[str]:
             if not text:
                 continue
             yield text if isinstance(node, ast.Module) else f"{node.name}\n\n{text}"
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse text that cannot be written as UTF-8, and say where."""
+    if text.isascii():
+        return
+    place = next((at for at, c in enumerate(text) if "\ud800" <= c <= "\udfff"), None)
+    if place is not None:
+        raise CorpusError(f"{what} holds half of a surrogate pair at character {place}; write it as whole characters")

@@ -181,7 +181,7 @@ class OpenBook:
         if not tokens:
             raise ConfigError("read expects at least one text, as a list of token ids")
         for text in tokens:
-            if len(text) and not (0 <= min(text) and max(text) < self.lm.vocab_size):
+            if len(text) and not (min(text) >= 0 and max(text) < self.lm.vocab_size):
                 raise ConfigError(
                     f"expected token ids from 0 to {self.lm.vocab_size - 1}, got {min(text)} to {max(text)}"
                 )
