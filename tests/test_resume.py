@@ -38,7 +38,7 @@ def test_killed_and_resumed_equals_uninterrupted(write_config: WriteConfig, tmp_
         status = gnnlm("status", config).stdout
         assert "half-done" in status
         done = gnnlm(stage, config)
-        assert "going on" in done.stderr
+        assert "resuming" in done.stderr
         assert files(run / folder) == files(tmp_path / "straight" / folder), stage
         assert not (run / f".{folder}.partial").exists()
     gnnlm("run", config)

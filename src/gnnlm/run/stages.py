@@ -19,6 +19,8 @@ from gnnlm.progress import warn
 
 if TYPE_CHECKING:
     from gnnlm.run import Run
+    from gnnlm.train.fit import Fitting
+    from gnnlm.train.task import Log
 
 
 @dataclass(frozen=True)
@@ -136,16 +138,24 @@ def _build_lm(run: Run, draft: Draft) -> Artifact:
     if (device := torch.device(usable_device(config.device))).index is not None:
         torch.cuda.set_device(device)  # what accelerate takes
     with tensorboard(run.root / "tensorboard" / "lm") as log:
+        fitting = _fitting(run, draft, log, config.device)
         if config.model != SCRATCH:
             if not isinstance(run.source_lm, HFModel):
                 raise ModelError("lm.finetune is for Hugging Face models; train one of ours with lm.model: scratch")
-            return finetune_hf(draft, run.source_lm, run.streams, config, seed, log)
+            return finetune_hf(fitting, run.source_lm, run.streams, config.finetune)
         vocabulary = load_vocabulary(run.artifact("corpus").path)
         assert vocabulary is not None
         torch.manual_seed(seed)
         model = build_model(config.architecture, len(vocabulary))
         _warn_of_positions(config)
-        return train_native(draft, model, vocabulary, run.streams, config, seed, log)
+        return train_native(fitting, model, vocabulary, run.streams, config)
+
+
+def _fitting(run: Run, draft: Draft, log: Log, device: str) -> Fitting:
+    from gnnlm.train.fit import Fitting
+
+    seed, stop_file = run.config.seed, run.root / "stop"
+    return Fitting(draft, seed, cpu=device == "cpu", log=log, stop_file=stop_file, finish=run.finish_training)
 
 
 def _warn_of_positions(config: LMConfig) -> None:
@@ -232,7 +242,8 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     model = GnnModel(resolve_options(run.config.gnn, run.head.width, unit, best), run.head)
     model.checkpoint = run.config.train.checkpoint
     with tensorboard(run.root / "tensorboard") as log:
-        return train_gnn(draft, model, run.head, train, run.assembler("valid"), run.config.train, run.config.seed, log)
+        fitting = _fitting(run, draft, log, run.config.train.device)
+        return train_gnn(fitting, model, run.head, train, run.assembler("valid"), run.config.train)
 
 
 def _build_cache(run: Run, draft: Draft) -> Artifact:

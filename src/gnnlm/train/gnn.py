@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from gnnlm.artifact import Artifact, Draft
-from gnnlm.config import TrainConfig
+from gnnlm.artifact import Artifact
+from gnnlm.config import Phase, TrainConfig
 from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.assemble import Assembler
 from gnnlm.lm.head import Head
 from gnnlm.predict.predictor import perplexity
 from gnnlm.train.data import BlockOrder
-from gnnlm.train.fit import Log, Validation, decayed, fit, fit_facts, plan_of
+from gnnlm.train.fit import Fitting, decayed, fit
+from gnnlm.train.schedule import Plan
+from gnnlm.train.task import Report, Validation
 
 VALIDATION_BLOCK = 256
+SAMPLE_TOKENS = 1024  # of the training text that are scored at each validation,
+SAMPLE_SHARE = 0.1  # but no more than this share of the valid tokens
 
 
 def make_optimizer(model: GnnModel, config: TrainConfig) -> torch.optim.Optimizer:
@@ -27,6 +34,30 @@ def make_optimizer(model: GnnModel, config: TrainConfig) -> torch.optim.Optimize
     if config.optimizer == "adam":
         return torch.optim.Adam(trained, lr=config.lr, betas=config.betas)
     return torch.optim.AdamW(decayed(trained, config.weight_decay), lr=config.lr, betas=config.betas)
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """The k of every step, looked up in the phases: as long as a list of all of them, and as small as the phases.
+
+    >>> ks = Curriculum((Phase(k=32, steps=2), Phase(k=128, steps=1)))
+    >>> [ks[step] for step in range(len(ks))], ks[-1]
+    ([32, 32, 128], 128)
+    """
+
+    phases: tuple[Phase, ...]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(phase.steps for phase in self.phases))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, step: int) -> int:
+        if not -len(self) <= step < len(self):
+            raise IndexError(step)
+        return self.phases[bisect_right(self._ends, step % len(self))].k
 
 
 @dataclass
@@ -38,7 +69,7 @@ class GnnTask:
     train: Assembler
     valid: Assembler
     order: BlockOrder
-    ks: list[int]
+    ks: Curriculum
     accumulate: int
     valid_tokens: int
 
@@ -54,7 +85,7 @@ class GnnTask:
         with torch.autocast(self.device.type, enabled=False):  # the softmax stays in full precision
             return -self.head.target_log_probs(states_BTD[real].float(), targets[real]).mean()
 
-    def validate(self, step: int) -> Validation:
+    def validate(self, step: int, report: Report) -> Validation:
         """Mean negative log-probability on the first valid positions, of the base model and of the GNN."""
         sums, count, carry = [0.0, 0.0], 0, None
         for positions in torch.arange(min(self.valid_tokens, len(self.valid.queries))).split(VALIDATION_BLOCK):
@@ -65,9 +96,41 @@ class GnnTask:
             for i, states in enumerate((graph.context_BTD[0], gnn_BTD[0])):
                 sums[i] -= self.head.target_log_probs(states[real].float(), targets[real]).sum().item()
             count += int(real.sum())
+            report(int(positions[-1]) + 1, min(self.valid_tokens, len(self.valid.queries)))
         base, gnn = sums[0] / count, sums[1] / count
         words = f"valid perplexity {perplexity(gnn):.3f} (base {perplexity(base):.3f})"
         return Validation(gnn, {"valid_base": base, "valid_gnn": gnn}, words)
+
+    def train_losses(self) -> dict[str, float]:
+        """The same losses on blocks spread over the training text: what learning does to text it learns from."""
+        return {"train_base": self._sample_base, "train_gnn": self._sample_loss(base=False)}
+
+    @cached_property
+    def _sample(self) -> Tensor:
+        """Lines of the training table, [blocks, block]; few, so that they add little to a validation."""
+        lines, scored = len(self.train.ids), min(self.valid_tokens, len(self.valid.queries))
+        tokens = max(1, min(SAMPLE_TOKENS, int(SAMPLE_SHARE * scored), lines))
+        block = min(self.order.block, tokens)
+        starts = torch.linspace(0, lines - block, tokens // block).long()
+        return starts[:, None] + torch.arange(block)
+
+    @cached_property
+    def _sample_base(self) -> float:
+        return self._sample_loss(base=True)  # the base model never changes
+
+    def _sample_loss(self, base: bool) -> float:
+        total, count = 0.0, 0
+        for lines_1T in self._sample.split(1):
+            positions = self.train.at(lines_1T)
+            targets = self.train.queries.tokens_P[positions].to(self.device)
+            if base:
+                states_1TD = self.train.queries.gather(positions).to(self.device)
+            else:
+                states_1TD, _ = self.model(self.train(lines_1T, self.ks[-1]).to(self.device))
+            real = targets >= 0
+            total -= self.head.target_log_probs(states_1TD[real].float(), targets[real]).sum().item()
+            count += int(real.sum())
+        return total / max(1, count)
 
     def note(self, step: int) -> str:
         return f"k {self.ks[step]}"
@@ -83,22 +146,28 @@ class GnnTask:
 
 
 def train_gnn(
-    draft: Draft,
-    model: GnnModel,
-    head: Head,
-    train: Assembler,
-    valid: Assembler,
-    config: TrainConfig,
-    seed: int,
-    log: Log = lambda name, value, step: None,
+    fitting: Fitting, model: GnnModel, head: Head, train: Assembler, valid: Assembler, config: TrainConfig
 ) -> Artifact:
     """Train on the positions that were looked up, validate, keep the best."""
-    ks = [phase.k for phase in config.curriculum for _ in range(phase.steps)]
-    plan = plan_of(config, len(ks), "train", "train")
-    order = BlockOrder(len(train.ids), config.block, config.batch_blocks, seed)
-    task = GnnTask(model, head, train, valid, order, ks, config.accumulate, config.valid_tokens)
-    tokens = config.block * config.batch_blocks * config.accumulate
-    best = fit(draft, task, make_optimizer(model, config), plan, tokens, seed, config.device == "cpu", log)
-    shutil.copyfile(best / "model.safetensors", draft.folder / "model.safetensors")
-    draft.write_text("history.json", json.dumps(draft.notes["history"], indent=1))
-    return draft.finish(fit_facts(draft, plan, model), files=("model.safetensors", "history.json"))
+    ks = Curriculum(config.curriculum)
+    plan = Plan(
+        config=config,
+        steps=len(ks),
+        schedule=config.schedule,
+        tokens=config.block * config.batch_blocks * config.accumulate,
+    )
+    task = GnnTask(
+        model=model,
+        head=head,
+        train=train,
+        valid=valid,
+        order=BlockOrder(len(train.ids), config.block, config.batch_blocks, fitting.seed),
+        ks=ks,
+        accumulate=config.accumulate,
+        valid_tokens=config.valid_tokens,
+    )
+    fitted = fit(fitting, task, make_optimizer(model, config), plan)
+    draft = fitting.draft
+    shutil.copyfile(fitted.best / "model.safetensors", draft.folder / "model.safetensors")
+    draft.write_text("history.json", json.dumps(fitted.history, indent=1))
+    return draft.finish(fitted.facts, files=("model.safetensors", "history.json"))
