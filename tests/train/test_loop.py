@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnlm import progress
 from gnnlm.artifact import Draft
 from gnnlm.config import Phase, TrainConfig, Training, parse_config
 from gnnlm.errors import TrainingError
@@ -166,3 +169,25 @@ def test_released_and_paper_presets_train(tiny_run: Run, tmp_path: Any) -> None:
                 run.config.train,
             )
         assert math.isfinite(made.facts["best_valid_loss"])
+
+
+def test_validation_shows_progress_and_stays_out_of_the_rate(
+    tiny_run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validate = GnnTask.validate
+
+    def slow(self: GnnTask, step: int, report: Any) -> Any:
+        time.sleep(2)
+        return validate(self, step, report)
+
+    monkeypatch.setattr(GnnTask, "validate", slow)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    made = train(tiny_run, tmp_path, curriculum=[{"k": 4, "steps": 2}], validate_every=2)
+    lines = capsys.readouterr().err.splitlines()
+    assert any(re.match(r"train, validation: 256/256 [\d,]+ tokens/s ETA 0:00", line) for line in lines), lines
+    first = next(line for line in lines if line.startswith("train: 48/96 "))
+    assert re.search(r"ETA 0:0[2-3] ", first), first  # the validation to come, and little else
+    assert made.facts["validation_seconds"] > 4
+    assert made.facts["seconds"] > made.facts["validation_seconds"]
+    ended = next(line for line in lines if line.startswith("train: 96 tokens in "))
+    assert re.match(r"train: 96 tokens in 0:0[01] \(.*\) plus 0:0[45] of validation", ended), ended
