@@ -112,23 +112,27 @@ def demo(
 
 @app.command()
 def plan(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show the disk, memory and time that a config will need, before anything starts."""
-    from gnnlm.run.plan import Speed, amounts, describe, table_of
+    """Show the disk, memory and time that the stages still to come will need."""
+    from gnnlm.run.plan import amounts, describe, done_stages, table_of
     from gnnlm.run.plan import plan as make_plan
+    from gnnlm.run.speed import Speed
 
     made = open_config(config, set_, data_dir)
     text, about = amounts(made), describe(made)
     needs = make_plan(made.config, about, text, Speed.measured(made.config.lm.device))
-    whole = table_of(needs)
+    whole = table_of(needs, done_stages(made))
     title = (
         f"{made.root}: {text['train'].tokens:,} store tokens, width {about.width:,}, {about.parameters:,} parameters"
     )
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "disk", "memory", "time here, roughly"):
         table.add_column(column, justify="left" if column == "stage" else "right")
-    for name, need in needs.items():
-        table.add_row(name, human_bytes(need.disk), human_bytes(need.memory), human_time(need.seconds))
-    table.add_row("all", human_bytes(whole["disk"]), human_bytes(whole["memory"]), human_time(whole["seconds"]))
+    for name, need in whole["stages"].items():
+        if need["done"]:
+            table.add_row(name, f"{human_bytes(need['there'])} there", "-", "done")
+        else:
+            table.add_row(name, human_bytes(need["disk"]), human_bytes(need["memory"]), human_time(need["seconds"]))
+    table.add_row("to come", human_bytes(whole["disk"]), human_bytes(whole["memory"]), human_time(whole["seconds"]))
     out.print(table)
     if as_json:
         print(json.dumps(whole))
