@@ -17,7 +17,7 @@ from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, o
 from gnnlm.cli.reports import print_json, read_report, show_examples, show_report
 from gnnlm.cli.stages import add_stage_commands
 from gnnlm.config import load_config
-from gnnlm.progress import human_time, say, warn
+from gnnlm.progress import human_time, say
 from gnnlm.run import Run
 
 app = typer.Typer(
@@ -65,13 +65,17 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
 
 @app.command()
 def compare(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run directories.")]) -> None:
-    """Show the four rows of several runs beside each other."""
-    from gnnlm.evaluate.report import comparison
+    """Show the rows of several runs beside each other, with changes against the first."""
+    from gnnlm.evaluate.compare import Finished, comparison, remarks
 
-    reports = {str(path): read_report(Run(load_config(path), reading=True)) for path in runs}
-    Console(highlight=False, width=max(out.width, 180)).print(comparison(reports))
-    if len({(report["test_tokens"], report["rows"]["base"]["ppl"]) for report in reports.values()}) > 1:
-        warn("these runs were not tested on the same text under the same base model")
+    finished = []
+    for path in runs:
+        made = Run(load_config(path), reading=True)
+        lm = made.artifact("lm") if "lm" in made.stages else None
+        finished.append(Finished.of(str(path), read_report(made), made.artifact("corpus"), lm))
+    Console(highlight=False, width=max(out.width, 180)).print(comparison(finished))
+    for remark in remarks(finished):
+        out.print(remark, soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -14,8 +14,9 @@ values, token features included).
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,10 @@ from gnnlm.progress import Track, say
 
 SHARD = 8192  # rows between two points of resumption
 TRAIN_ROWS = 16_384  # rows whose states a quantizer is learned from
-TRIAL_TOKENS = 128  # tokens that `auto` times each form on
+TRIAL_TOKENS = 128  # tokens that `auto` times each form on,
+TRIAL_SECONDS = 1.0  # for at least so long in all,
+TRIAL_ROUNDS = 20  # or so often
+NOISE = 0.1  # forms whose times differ by less than this share count as equally fast
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
 
 
@@ -172,18 +176,20 @@ def cache_bytes(shapes: list[tuple[int, ...]], config: CacheConfig) -> int:
 
 @torch.inference_mode()
 def choose_form(model: GnnModel, source: Assembler, k: int, config: CacheConfig, device: str) -> dict[str, Any]:
-    """The form asked for; for `auto` the fastest on the first tokens of `source` that stays within the limit."""
+    """The form asked for; for `auto` the fastest on the first tokens of `source` that stays within the limit.
+
+    Of forms that are about as fast as the fastest, the smallest is taken.
+    """
     if config.form != "auto":
         return {"form": config.form, "trials": []}
     positions_1T, place = torch.arange(min(TRIAL_TOKENS, len(source.queries)))[None], torch.device(device)
     graph = source(positions_1T, k).to(place)
     windows = graph.windows  # tables that hold these windows alone, in their order
     own = replace(graph, windows=replace(windows, rows_U=torch.arange(len(windows.rows_U), device=place)))
-    trials: list[dict[str, Any]] = [
-        {"form": "none", "bytes": 0, "seconds": _seconds(lambda: model(source(positions_1T, k).to(place)))}
-    ]
+    sizes: dict[str, int] = {"none": 0}
+    work: dict[str, Callable[[], object]] = {"none": lambda: model(source(positions_1T, k).to(place))}
     for form in ("states",) if config.dtype == "pq" else ("states", "projected"):
-        size = cache_bytes(table_shapes(model.options, form == "projected", len(source.store)), config)
+        sizes[form] = cache_bytes(table_shapes(model.options, form == "projected", len(source.store)), config)
         tables = [table.flatten(0, -2) for table in make_tables(model, windows, form == "projected")]
         if config.dtype == "fp16":
             tables = [table.half() for table in tables]
@@ -193,22 +199,30 @@ def choose_form(model: GnnModel, source: Assembler, k: int, config: CacheConfig,
             source(positions_1T, k, states=False)
             model(own, cache=cache)
 
-        trials.append({"form": form, "bytes": size, "seconds": _seconds(score)})
+        work[form] = score
+    seconds = _seconds(work)
+    trials: list[dict[str, Any]] = [{"form": form, "bytes": sizes[form], "seconds": seconds[form]} for form in work]
     for trial in trials:
         speed = positions_1T.numel() / trial["seconds"]
         say(f"cache: tried {trial['form']} ({human_bytes(trial['bytes'])}): {speed:,.0f} tokens/s")
     fitting = [trial for trial in trials if trial["bytes"] <= config.limit_gb * 1e9]
-    return {"form": min(fitting, key=lambda trial: trial["seconds"])["form"], "trials": trials}
+    slowest = (1 + NOISE) * min(trial["seconds"] for trial in fitting)
+    chosen = min((trial for trial in fitting if trial["seconds"] <= slowest), key=lambda trial: trial["bytes"])
+    return {"form": chosen["form"], "trials": trials}
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """The best of three, after one to warm up."""
-    times = []
-    for _ in range(4):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+def _seconds(work: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The median time of each piece of work; they take turns, so that a slow moment of the machine meets all alike."""
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for number in range(1 + TRIAL_ROUNDS):
+        for name, job in work.items():
+            began = time.perf_counter()
+            job()
+            if number:  # the first round warms up
+                times[name].append(time.perf_counter() - began)
+        if number >= 3 and all(sum(each) >= TRIAL_SECONDS for each in times.values()):
+            break
+    return {name: statistics.median(each) for name, each in times.items()}
 
 
 def _rows_of(model: GnnModel, source: Assembler, rows_U: Tensor, projected: bool, device: str) -> list[Tensor]:

@@ -17,6 +17,7 @@ from gnnlm.artifact import Artifact
 from gnnlm.config import Phase, TrainConfig
 from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.assemble import Assembler
+from gnnlm.graph.batch import Graph
 from gnnlm.lm.head import Head
 from gnnlm.predict.predictor import perplexity
 from gnnlm.train.data import BlockOrder
@@ -77,13 +78,16 @@ class GnnTask:
         self.device, self.head = device, self.head.on(device)
 
     def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
-        lines_BT = self.order(step * self.accumulate + part)
-        graph = self.train(lines_BT, self.ks[step]).to(self.device)
-        targets = self.train.queries.tokens_P[self.train.at(lines_BT)].to(self.device)
+        graph, targets = self._batch(self.order(step * self.accumulate + part), self.ks[step])
         states_BTD, _ = model(graph)
         real = targets >= 0
         with torch.autocast(self.device.type, enabled=False):  # the softmax stays in full precision
             return -self.head.target_log_probs(states_BTD[real].float(), targets[real]).mean()
+
+    def _batch(self, lines_BT: Tensor, k: int) -> tuple[Graph, Tensor]:
+        """The graph and the targets of lines of the training table."""
+        graph = self.train(lines_BT, k).to(self.device)
+        return graph, self.train.queries.tokens_P[self.train.at(lines_BT)].to(self.device)
 
     def validate(self, step: int, report: Report) -> Validation:
         """Mean negative log-probability on the first valid positions, of the base model and of the GNN."""
@@ -102,8 +106,16 @@ class GnnTask:
         return Validation(gnn, {"valid_base": base, "valid_gnn": gnn}, words)
 
     def train_losses(self) -> dict[str, float]:
-        """The same losses on blocks spread over the training text: what learning does to text it learns from."""
-        return {"train_base": self._sample_base, "train_gnn": self._sample_loss(base=False)}
+        """The same two losses on blocks spread over the training text."""
+        sums, count = {"train_base": 0.0, "train_gnn": 0.0}, 0
+        for lines_1T in self._sample.split(1):
+            graph, targets = self._batch(lines_1T, self.ks[-1])
+            gnn_1TD, _ = self.model(graph)
+            real = targets >= 0
+            for name, states in (("train_base", graph.context_BTD), ("train_gnn", gnn_1TD)):
+                sums[name] -= self.head.target_log_probs(states[real].float(), targets[real]).sum().item()
+            count += int(real.sum())
+        return {name: total / max(1, count) for name, total in sums.items()}
 
     @cached_property
     def _sample(self) -> Tensor:
@@ -113,24 +125,6 @@ class GnnTask:
         block = min(self.order.block, tokens)
         starts = torch.linspace(0, lines - block, tokens // block).long()
         return starts[:, None] + torch.arange(block)
-
-    @cached_property
-    def _sample_base(self) -> float:
-        return self._sample_loss(base=True)  # the base model never changes
-
-    def _sample_loss(self, base: bool) -> float:
-        total, count = 0.0, 0
-        for lines_1T in self._sample.split(1):
-            positions = self.train.at(lines_1T)
-            targets = self.train.queries.tokens_P[positions].to(self.device)
-            if base:
-                states_1TD = self.train.queries.gather(positions).to(self.device)
-            else:
-                states_1TD, _ = self.model(self.train(lines_1T, self.ks[-1]).to(self.device))
-            real = targets >= 0
-            total -= self.head.target_log_probs(states_1TD[real].float(), targets[real]).sum().item()
-            count += int(real.sum())
-        return total / max(1, count)
 
     def note(self, step: int) -> str:
         return f"k {self.ks[step]}"
