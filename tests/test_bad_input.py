@@ -97,12 +97,12 @@ def test_a_refused_command_leaves_the_config_alone(write_config: WriteConfig, tm
     gnnlm_killed("encode", config, journal=journal, step=2)
     message = error_line("encode", tmp_path / "run", "--set", "store.dtype=fp32")
     assert "half-built from other inputs (store.dtype was fp16, is now fp32)" in message
-    assert "going on" in gnnlm("encode", tmp_path / "run").stderr
+    assert "resuming" in gnnlm("encode", tmp_path / "run").stderr
 
 
 def test_run_rebuild_mends_an_edited_file(tiny_run: Run, tmp_path: Path) -> None:
     run = copy_of(tiny_run, tmp_path / "copy")
-    (run / "neighbours" / "test.ids.npy").write_bytes(b"x")
+    (run / "search" / "test.ids.npy").write_bytes(b"x")
     assert "its manifest says" in error_line("run", run)
     done = gnnlm("run", run, "--rebuild")
     assert done.stderr.count("done already") == len(tiny_run.stages) - 1  # the table is made again to the same bytes

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from gnnlm.artifact import human_bytes
 from gnnlm.config import load_config
 from gnnlm.errors import ConfigError
+from gnnlm.progress import human_time
 from gnnlm.run import Run
-from gnnlm.run.plan import Amount, Description, Speed, amounts, describe, matrix_speed, plan, table_of
+from gnnlm.run.plan import Amount, Description, Need, amounts, describe, done_stages, plan, table_of
+from gnnlm.run.speed import Speed, matrix_speed
 from tests.cli import gnnlm
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -75,9 +79,9 @@ def test_plan_of_wikitext103() -> None:
     needs = plan(run.config, about, text, GPU)
     assert needs["encode"].disk == pytest.approx(sum(tokens.values()) * 2048, rel=0.01)  # and the softmax
     assert needs["codec"].disk == pytest.approx(103_227_021 * 128)
-    whole = table_of(needs)
+    whole = table_of(needs, {})
     assert whole["disk"] > needs["encode"].disk
-    assert whole["seconds"] == pytest.approx(sum(need.seconds for need in needs.values()))
+    assert whole["seconds"] == pytest.approx(sum(need.seconds for need in needs.values()), rel=0.1)
     slower = plan(run.config, about, text, dataclasses.replace(GPU, fp32=1e13))
     assert slower["encode"].seconds == pytest.approx(10 * needs["encode"].seconds)
     assert slower["search"].seconds == needs["search"].seconds  # FAISS stays on the processor
@@ -132,9 +136,41 @@ def test_every_benchmark_can_be_planned(name: str) -> None:
 
 def test_plan_is_near_what_a_run_takes(tiny_run: Run) -> None:
     needs = plan(tiny_run.config, describe(tiny_run), amounts(tiny_run), HERE)
-    for stage, name in (("encode", "store"), ("search", "neighbours"), ("cache", "cache")):
+    for stage, name in (("encode", "store"), ("search", "search"), ("cache", "cache")):
         made = sum(file.stat().st_size for file in (tiny_run.root / name).iterdir())
         assert needs[stage].disk == pytest.approx(made, rel=0.1)
+
+
+def test_sums_are_those_of_what_is_shown() -> None:
+    """Stages of seconds are shown as minutes; their sum is that of the minutes."""
+    needs = {f"stage {n}": Need(disk=1.26 * 2**20, memory=2e9, seconds=20) for n in range(6)}
+    needs["long"] = Need(disk=1.0, memory=1e9, seconds=100)
+    whole = table_of(needs, {})
+    assert human_time(whole["stages"]["stage 0"]["seconds"]) == "1 min"
+    assert human_time(whole["stages"]["long"]["seconds"]) == "2 min"
+    assert human_time(whole["seconds"]) == "8 min"
+    assert human_bytes(whole["stages"]["stage 0"]["disk"]) == "1.3 MB"
+    assert human_bytes(whole["disk"]) == "7.8 MB"
+    assert human_bytes(whole["memory"]) == human_bytes(2e9)
+
+
+def test_done_stages_need_nothing_more(tiny_run: Run, tmp_path: Path) -> None:
+    needs = plan(tiny_run.config, describe(tiny_run), amounts(tiny_run), HERE)
+    done = done_stages(tiny_run)
+    assert set(needs) == set(tiny_run.stages) - {"codec"}  # fp16 has none to build
+    assert set(needs) < set(done)
+    whole = table_of(needs, done)
+    assert (whole["disk"], whole["memory"], whole["seconds"]) == (0, 0, 0)
+    shutil.copytree(tiny_run.root, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "report")
+    shown = gnnlm("plan", tmp_path / "copy", "--json").stdout.splitlines()
+    planned = json.loads(shown[-1])
+    assert [name for name, stage in planned["stages"].items() if not stage["done"]] == ["eval"]
+    assert planned["stages"]["encode"]["there"] == done["encode"]
+    assert planned["seconds"] == planned["stages"]["eval"]["seconds"] == 60
+    rows = {line.split()[0]: line.split() for line in shown[2:-1]}
+    assert rows["encode"][-3:] == ["there", "-", "done"]
+    assert rows["eval"][-2:] == rows["to"][-2:] == ["1", "min"]
 
 
 def test_command_line() -> None:

@@ -29,7 +29,7 @@ def test_killed_and_resumed_equals_uninterrupted(write_config: WriteConfig, tmp_
     config = write_config(run=str(tmp_path / "killed"), **SLOWER)
     run = tmp_path / "killed"
     gnnlm("corpus", config)
-    for stage, folder, progress in (("encode", "store", 5), ("search", "neighbours", 20), ("train", "gnn", 3)):
+    for stage, folder, progress in (("encode", "store", 5), ("search", "search", 20), ("train", "gnn", 3)):
         for before in {"search": ("index",), "train": ("codec",)}.get(stage, ()):
             gnnlm(before, config)
         journal = run / f".{folder}.partial" / "journal.json"
@@ -38,7 +38,7 @@ def test_killed_and_resumed_equals_uninterrupted(write_config: WriteConfig, tmp_
         status = gnnlm("status", config).stdout
         assert "half-done" in status
         done = gnnlm(stage, config)
-        assert "going on" in done.stderr
+        assert "resuming" in done.stderr
         assert files(run / folder) == files(tmp_path / "straight" / folder), stage
         assert not (run / f".{folder}.partial").exists()
     gnnlm("run", config)

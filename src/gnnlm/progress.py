@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 console = Console(stderr=True, highlight=False)
@@ -30,13 +32,16 @@ class _Rate(ProgressColumn):
 class Track:
     """Count work that takes long.
 
-    `done` is what an earlier try already did: it counts for the total, not for the rate.
+    `done` is what an earlier try already did: it counts for the total, not for the rate. `later` is how many seconds
+    of other work are still to come, for the ETA. A `brief` track says nothing when it ends.
     """
 
-    def __init__(self, label: str, total: int, unit: str, done: int = 0) -> None:
-        self.label, self.total, self.unit, self.done = label, total, unit, done
+    def __init__(self, label: str, total: int, unit: str, done: int = 0, brief: bool = False) -> None:
+        self.label, self.total, self.unit, self.done, self.brief = label, total, unit, done, brief
+        self.later = 0.0
         self._first = done
         self._note = ""
+        self._paused = 0.0
         self._live: Progress | None = None
         if console.is_terminal:
             self._live = Progress(
@@ -44,34 +49,51 @@ class Track:
                 BarColumn(),
                 TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
                 _Rate(),
-                TimeRemainingColumn(),
+                TextColumn("{task.fields[left]}"),
                 TextColumn("{task.fields[note]}"),
                 console=console,
                 transient=True,
+                get_time=lambda: time.monotonic() - self._paused,
             )
 
     def __enter__(self) -> Track:
-        self._start = self._last = time.monotonic()
+        self._start = time.monotonic()
+        self._last = self._start
         if self._live:
             self._live.start()
-            self._task = self._live.add_task(self.label, total=self.total, completed=self.done, unit=self.unit, note="")
+            self._task = self._live.add_task(
+                self.label, total=self.total, completed=self.done, unit=self.unit, left="", note=""
+            )
         return self
 
     def advance(self, amount: int, note: str = "") -> None:
         self.done += amount
         self._note = note or self._note
         now = time.monotonic()
+        left = clock((self.total - self.done) / self.rate + self.later) if self.rate else "-"
         if self._live:
-            self._live.update(self._task, completed=self.done, note=self._note)
+            self._live.update(self._task, completed=self.done, total=self.total, left=left, note=self._note)
         elif now - self._last >= LINE_EVERY:
             self._last = now
-            left = (self.total - self.done) / max(self.rate, 1e-9)
             say(f"{self.label}: {self.done:,}/{self.total:,} {self.rate:,.0f} {self.unit}/s "
-                f"ETA {_clock(left)} {self._note}".rstrip())  # fmt: skip
+                f"ETA {left} {self._note}".rstrip())  # fmt: skip
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around other work, whose time counts neither for the rate nor for `seconds`."""
+        began = time.monotonic()
+        if self._live:
+            self._live.stop()
+        try:
+            yield
+        finally:
+            self._paused += time.monotonic() - began
+            if self._live:
+                self._live.start()
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._start
+        return time.monotonic() - self._start - self._paused
 
     @property
     def rate(self) -> float:
@@ -80,8 +102,8 @@ class Track:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if self._live:
             self._live.stop()
-        if kind is None:
-            say(f"{self.label}: {self.done:,} {self.unit} in {_clock(self.seconds)} "
+        if kind is None and not self.brief:
+            say(f"{self.label}: {self.done:,} {self.unit} in {clock(self.seconds)} "
                 f"({self.rate:,.0f} {self.unit}/s) {self._note}".rstrip())  # fmt: skip
         sys.stderr.flush()
 
@@ -98,9 +120,9 @@ def human_time(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """
-    >>> _clock(75)
+    >>> clock(75)
     '1:15'
     """
     whole = int(seconds + 0.5)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import time
 from typing import Any
 
 import pytest
@@ -11,15 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnlm import progress
 from gnnlm.artifact import Draft
-from gnnlm.config import TrainConfig, parse_config
+from gnnlm.config import Phase, TrainConfig, Training, parse_config
 from gnnlm.errors import TrainingError
 from gnnlm.gnn.model import GnnModel
 from gnnlm.gnn.options import resolve_options
 from gnnlm.run import Run
 from gnnlm.train.data import BlockOrder
-from gnnlm.train.fit import Plan
-from gnnlm.train.gnn import GnnTask, train_gnn
+from gnnlm.train.fit import Fitting
+from gnnlm.train.gnn import Curriculum, GnnTask, Texts, train_gnn
+from gnnlm.train.schedule import Plan
 
 
 @given(positions=st.integers(2, 200), block=st.integers(1, 30), batch=st.integers(1, 4), step=st.integers(0, 50))
@@ -40,7 +44,7 @@ def test_an_epoch_sees_each_block_once() -> None:
 
 
 def test_cosine_schedule() -> None:
-    plan = Plan(110, 2.0, 10, "cosine", 1.0, 1, 1, "fp32")
+    plan = Plan(config=Training(lr=2.0, warmup=10), steps=110, schedule="cosine")
     rates = [plan.learning_rate(step) for step in range(110)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[10] == 2.0
@@ -49,11 +53,21 @@ def test_cosine_schedule() -> None:
 
 
 def train(run: Run, folder: Any, **changes: Any) -> Any:
+    parts = run.parts
     torch.manual_seed(0)
     config = TrainConfig(**{**run.config.train.model_dump(), **changes})
-    model = GnnModel(resolve_options(run.config.gnn, run.head.width), run.head)
+    model = GnnModel(resolve_options(run.config.gnn, run.parts.head.width), run.parts.head)
     with Draft(folder / "gnn", "train", {}) as draft:
-        return train_gnn(draft, model, run.head, run.assembler("train"), run.assembler("valid"), config, 0)
+        return train_gnn(Fitting(draft, seed=0, cpu=True), model, parts.head, parts.graphs, texts(run), config)
+
+
+def texts(run: Run) -> Texts:
+    return Texts(run.parts.searched("train"), run.parts.searched("valid"))
+
+
+def make_task(run: Run, model: Any, order: BlockOrder, ks: Curriculum, accumulate: int, valid_tokens: int) -> GnnTask:
+    parts, given = run.parts, texts(run)
+    return GnnTask(model, parts.head, parts.graphs, given.train, given.valid, order, ks, accumulate, valid_tokens)
 
 
 def test_training_starts_at_base_and_gets_better(tiny_run: Run) -> None:
@@ -74,16 +88,17 @@ def test_early_stopping_keeps_the_best(tiny_run: Run, tmp_path: Any) -> None:
 
 def test_a_step_in_parts_reads_the_same_blocks(tiny_run: Run) -> None:
     """Four blocks at once, or one by one: the mean over their targets is one loss."""
-    train, valid = tiny_run.assembler("train"), tiny_run.assembler("valid")
+    train, head = tiny_run.parts.searched("train"), tiny_run.parts.head
     torch.manual_seed(0)
-    model = GnnModel(resolve_options(tiny_run.config.gnn, tiny_run.head.width), tiny_run.head).eval()
+    model = GnnModel(resolve_options(tiny_run.config.gnn, head.width), head).eval()
     losses = []
     for batch, accumulate in ((4, 1), (1, 4)):
-        order = BlockOrder(len(train.ids), 16, batch, seed=0)
-        task = GnnTask(model, tiny_run.head, train, valid, order, [4, 4, 4], accumulate, 64)
+        order = BlockOrder(len(train.table), 16, batch, seed=0)
+        ks = Curriculum((Phase(k=4, steps=3),))
+        task = make_task(tiny_run, model, order, ks, accumulate, valid_tokens=64)
         task.start(torch.device("cpu"))
         parts = [2 * accumulate + part for part in range(accumulate)]
-        counts = [int((train.queries.tokens_P[train.at(order(part))] >= 0).sum()) for part in parts]
+        counts = [int((train.text.tokens(order(part)) >= 0).sum()) for part in parts]
         each = [task.loss(model, 2, part).item() for part in range(accumulate)]
         losses.append(sum(n * loss for n, loss in zip(counts, each, strict=True)) / sum(counts))
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
@@ -102,6 +117,42 @@ def test_bf16(tiny_run: Run, tmp_path: Any) -> None:
     assert made.facts["best_valid_loss"] == pytest.approx(full["best_valid_loss"], abs=0.1)
 
 
+def test_a_curriculum_is_looked_up_not_laid_out(tiny_run: Run, tmp_path: Any) -> None:
+    """10^12 steps take no memory, in the lookup and in a training that stops early."""
+    ks = Curriculum((Phase(k=2, steps=3), Phase(k=4, steps=10**12), Phase(k=8, steps=1)))
+    assert len(ks) == 10**12 + 4
+    assert [ks[step] for step in (0, 2, 3, 10**12 + 2, 10**12 + 3, -1)] == [2, 2, 4, 4, 8, 8]
+    with pytest.raises(IndexError):
+        ks[len(ks)]
+    long = [{"k": 4, "steps": 10**12}]
+    made = train(tiny_run, tmp_path, curriculum=long, lr=30.0, warmup=0, patience=1, validate_every=1, clip=1e9)
+    assert made.facts["steps_planned"] == 10**12
+    assert made.facts["steps_done"] < 10
+
+
+def test_the_history_compares_like_with_like(tiny_run: Run) -> None:
+    """GNN and base on the same blocks of the training text, few beside the valid tokens."""
+    made = tiny_run.artifact("train")
+    history = json.loads((made.path / "history.json").read_text())
+    assert {"step", "valid_base", "valid_gnn", "train_base", "train_gnn", "loss"} == history[0].keys()
+    assert history[0]["train_gnn"] == pytest.approx(history[0]["train_base"], abs=1e-6)  # untrained: the base model
+    assert len({entry["train_base"] for entry in history}) == 1
+    assert history[-1]["train_gnn"] < history[-1]["train_base"]
+    source = tiny_run.parts.searched("train")
+    order, ks = BlockOrder(len(source.table), 24, 2, seed=0), Curriculum((Phase(k=4, steps=3),))
+    task = make_task(tiny_run, tiny_run.parts.gnn, order, ks, 1, valid_tokens=700)
+    task.start(torch.device("cpu"))
+    lines = task._sample
+    assert lines.shape == (2, 24)  # whole blocks, at most a tenth of the valid tokens
+    assert lines[0, 0] == 0
+    assert lines[-1, -1] == len(source.table) - 1
+    positions = source.table.positions(lines)
+    targets = source.text.tokens(positions)
+    real, head = targets >= 0, tiny_run.parts.head
+    wanted = -head.target_log_probs(source.text.states(positions)[real], targets[real])
+    assert task.train_losses()["train_base"] == pytest.approx(float(wanted.mean()), abs=1e-5)
+
+
 def test_nan_loss_is_told(tiny_run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "learning_rate", lambda self, step: math.nan)
     with pytest.raises(TrainingError, match=r"the loss is nan at step 2 .* lower train.lr"):
@@ -116,15 +167,31 @@ def test_released_and_paper_presets_train(tiny_run: Run, tmp_path: Any) -> None:
         config = parse_config(values)
         run = Run(config)
         torch.manual_seed(0)
-        model = GnnModel(resolve_options(config.gnn, tiny_run.head.width), tiny_run.head)
+        head, graphs = tiny_run.parts.head, tiny_run.parts.graphs
+        model = GnnModel(resolve_options(config.gnn, head.width), head)
         with Draft(tmp_path / preset, "train", {}) as draft:
-            made = train_gnn(
-                draft,
-                model,
-                tiny_run.head,
-                tiny_run.assembler("train"),
-                tiny_run.assembler("valid"),
-                run.config.train,
-                0,
-            )
+            fitting = Fitting(draft, seed=0, cpu=True)
+            made = train_gnn(fitting, model, head, graphs, texts(tiny_run), run.config.train)
         assert math.isfinite(made.facts["best_valid_loss"])
+
+
+def test_validation_shows_progress_and_stays_out_of_the_rate(
+    tiny_run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validate = GnnTask.validate
+
+    def slow(self: GnnTask, step: int, report: Any) -> Any:
+        time.sleep(2)
+        return validate(self, step, report)
+
+    monkeypatch.setattr(GnnTask, "validate", slow)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    made = train(tiny_run, tmp_path, curriculum=[{"k": 4, "steps": 2}], validate_every=2)
+    lines = capsys.readouterr().err.splitlines()
+    assert any(re.match(r"train, validation: 256/256 [\d,]+ tokens/s ETA 0:00", line) for line in lines), lines
+    first = next(line for line in lines if line.startswith("train: 48/96 "))
+    assert re.search(r"ETA 0:0[2-3] ", first), first  # the validation to come, and little else
+    assert made.facts["validation_seconds"] > 4
+    assert made.facts["seconds"] > made.facts["validation_seconds"]
+    ended = next(line for line in lines if line.startswith("train: 96 tokens in "))
+    assert re.match(r"train: 96 tokens in 0:0[01] \(.*\) plus 0:0[45] of validation", ended), ended

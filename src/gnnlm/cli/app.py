@@ -17,7 +17,7 @@ from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, o
 from gnnlm.cli.reports import open_report, print_json, show_examples, show_report
 from gnnlm.cli.stages import add_stage_commands
 from gnnlm.config import load_config
-from gnnlm.progress import human_time, say, warn
+from gnnlm.progress import human_time, say
 from gnnlm.run import Run
 
 app = typer.Typer(
@@ -65,13 +65,17 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
 
 @app.command()
 def compare(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run directories.")]) -> None:
-    """Show the four rows of several runs beside each other."""
-    from gnnlm.evaluate.tables import comparison
+    """Show the rows of several runs beside each other, with changes against the first."""
+    from gnnlm.evaluate.compare import Finished, comparison, remarks
 
-    reports = {str(path): open_report(Run(load_config(path), reading=True)) for path in runs}
-    Console(highlight=False, width=max(out.width, 180)).print(comparison(reports))
-    if len({(report.test_tokens, report.rows["base"].ppl) for report in reports.values()}) > 1:
-        warn("these runs were not tested on the same text under the same base model")
+    finished = []
+    for path in runs:
+        made = Run(load_config(path), reading=True)
+        lm = made.artifact("lm") if "lm" in made.stages else None
+        finished.append(Finished.of(str(path), open_report(made), made.artifact("corpus"), lm))
+    Console(highlight=False, width=max(out.width, 180)).print(comparison(finished))
+    for remark in remarks(finished):
+        out.print(remark, soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -112,23 +116,27 @@ def demo(
 
 @app.command()
 def plan(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show the disk, memory and time that a config will need, before anything starts."""
-    from gnnlm.run.plan import Speed, amounts, describe, table_of
+    """Show the disk, memory and time that the stages still to come will need."""
+    from gnnlm.run.plan import amounts, describe, done_stages, table_of
     from gnnlm.run.plan import plan as make_plan
+    from gnnlm.run.speed import Speed
 
     made = open_config(config, set_, data_dir)
     text, about = amounts(made), describe(made)
     needs = make_plan(made.config, about, text, Speed.measured(made.config.lm.device))
-    whole = table_of(needs)
+    whole = table_of(needs, done_stages(made))
     title = (
         f"{made.root}: {text['train'].tokens:,} store tokens, width {about.width:,}, {about.parameters:,} parameters"
     )
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "disk", "memory", "time here, roughly"):
         table.add_column(column, justify="left" if column == "stage" else "right")
-    for name, need in needs.items():
-        table.add_row(name, human_bytes(need.disk), human_bytes(need.memory), human_time(need.seconds))
-    table.add_row("all", human_bytes(whole["disk"]), human_bytes(whole["memory"]), human_time(whole["seconds"]))
+    for name, need in whole["stages"].items():
+        if need["done"]:
+            table.add_row(name, f"{human_bytes(need['there'])} there", "-", "done")
+        else:
+            table.add_row(name, human_bytes(need["disk"]), human_bytes(need["memory"]), human_time(need["seconds"]))
+    table.add_row("to come", human_bytes(whole["disk"]), human_bytes(whole["memory"]), human_time(whole["seconds"]))
     out.print(table)
     if as_json:
         print(json.dumps(whole))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, one_stage, open_config, out
+from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Finish, Overrides, Rebuild, one_stage, open_config, out
 from gnnlm.config import SCRATCH
 from gnnlm.errors import ConfigError
 from gnnlm.progress import say, warn
@@ -20,27 +20,40 @@ lm.add_typer(convert, name="convert")
 
 
 @lm.command(name="train")
-def lm_train(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False) -> None:
+def lm_train(
+    config: ConfigPath,
+    set_: Overrides = None,
+    data_dir: DataDir = None,
+    rebuild: Rebuild = False,
+    finish: Finish = False,
+) -> None:
     """Train the base model of a config (lm.model: scratch) on its corpus."""
     made = open_config(config, set_, data_dir)
     if made.config.lm.model != SCRATCH:
         raise ConfigError(
             f"lm.model is {made.config.lm.model}, which comes trained; set it to scratch, or fine-tune it"
         )
-    _train_lm(made, rebuild)
+    _train_lm(made, rebuild, finish)
 
 
 @lm.command()
-def finetune(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False) -> None:
+def finetune(
+    config: ConfigPath,
+    set_: Overrides = None,
+    data_dir: DataDir = None,
+    rebuild: Rebuild = False,
+    finish: Finish = False,
+) -> None:
     """Fine-tune the base model of a config (lm.finetune) on its corpus."""
     made = open_config(config, set_, data_dir)
     if made.config.lm.finetune.kind == "none":
         raise ConfigError("lm.finetune.kind is none; set it to full or lora")
-    _train_lm(made, rebuild)
+    _train_lm(made, rebuild, finish)
 
 
-def _train_lm(made: Run, rebuild: bool) -> None:
+def _train_lm(made: Run, rebuild: bool, finish: bool) -> None:
     made.build("corpus")
+    made.finish_training = finish
     one_stage(made, "lm", rebuild)
 
 

@@ -24,6 +24,13 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a field, such as gnn.layers=2.")
 ]
 Rebuild = Annotated[bool, typer.Option("--rebuild", help="Replace what was made from other inputs or is damaged.")]
+Finish = Annotated[
+    bool,
+    typer.Option(
+        "--finish",
+        help="End a half-done training here, with its best step so far. While it runs: touch RUN/stop.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the benchmark's files, or of the text.")

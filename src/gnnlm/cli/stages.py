@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, one_stage, open_config
+from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Finish, Overrides, Rebuild, one_stage, open_config
 from gnnlm.cli.reports import show_report
 from gnnlm.run.stages import STAGES, Stage
 
@@ -35,6 +35,15 @@ def _command(stage: Stage):  # type: ignore[no-untyped-def]
             show_report(made, as_json)
 
         return evaluate
+
+    if stage.name == "train":
+
+        def train(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, finish: Finish = False) -> None:
+            made = open_config(config, set_)
+            made.finish_training = finish
+            one_stage(made, stage.name, rebuild)
+
+        return train
 
     def build(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
         one_stage(open_config(config, set_), stage.name, rebuild)

@@ -1,7 +1,8 @@
-"""Figures: the four rows, and how training went."""
+"""Figures: the rows of a report, and how training went."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,54 +10,72 @@ from gnnlm.evaluate.report import Report
 from gnnlm.predict.predictor import LABELS, perplexity
 
 COLOURS = {"base": "#9aa5b1", "knn": "#6baed6", "gnn": "#fd8d3c", "gnn_knn": "#31a354"}
+DARK = "#333333"
 
 
 def plot_rows(report: Report, path: Path) -> None:
-    """Perplexity of the four predictors with their 95% intervals."""
-    figure, axes = _axes()
+    """Perplexity of each predictor in the report, with its 95% interval."""
+    figure, (axes,) = _axes(1, height=4.0)
+    tops = []
     for place, name in enumerate(report.predictors):
         row = report.rows[name]
-        low, high = row.ppl_95
-        if row.ppl is None or low is None or high is None or row.change is None:
+        if row.ppl is None:
             axes.text(place, 0, "infinite", ha="center", va="bottom")
             continue
+        low, high = (row.ppl if end is None else end for end in row.ppl_95)
+        below, above = max(0.0, row.ppl - low), max(0.0, high - row.ppl)  # few samples may lie on one side of it
         axes.bar(place, row.ppl, color=COLOURS[name], width=0.65)
-        axes.errorbar(
-            place, row.ppl, yerr=[[max(0.0, row.ppl - low)], [max(0.0, high - row.ppl)]], color="#333", capsize=4, lw=1
-        )
-        change = "" if name == "base" else f"\n{100 * row.change:+.1f}%"
-        axes.text(place, high * 1.01, f"{row.ppl:.2f}{change}", ha="center", va="bottom")
+        axes.errorbar(place, row.ppl, yerr=[[below], [above]], color=DARK, capsize=4, lw=1)
+        plain = name == "base" or row.change is None
+        words = f"{row.ppl:.2f}" if plain else f"{row.ppl:.2f}\n{100 * (row.change or 0):+.1f}%"
+        axes.text(place, 1.01 * (row.ppl + above), words, ha="center", va="bottom")
+        tops.append(row.ppl + above)
+    axes.set_xlim(-0.6, len(report.rows) - 0.4)
     axes.set_xticks(range(len(report.rows)), [LABELS[name] for name in report.predictors])
-    axes.set_ylim(0, 1.18 * max(row.ppl_95[1] or 1.0 for row in report.rows.values()))
+    axes.set_ylim(0, 1.18 * max(tops, default=1.0))
     axes.set_ylabel("test perplexity")
     axes.set_title(f"{report.test_tokens:,} test tokens, {report.store_tokens:,} in the store", fontsize=10)
     _save(figure, path)
 
 
-def plot_training(history: list[dict[str, Any]], best_step: int, path: Path) -> None:
-    """Validation perplexity of the GNN against the base model, and the training loss."""
-    figure, axes = _axes()
+def plot_training(history: Sequence[Mapping[str, Any]], best_step: int, path: Path) -> None:
+    """Above, the validation perplexity of GNN and base model; below, the GNN's change on valid and on train text.
+
+    The loss of the training steps is not shown: each step reads other text, so it cannot be compared from step to step.
+    """
+    figure, (above, below) = _axes(2, height=6.0)
     steps = [entry["step"] for entry in history]
-    valid = [perplexity(entry["valid_gnn"]) for entry in history]
-    axes.plot(steps, valid, "o-", color=COLOURS["gnn"], label="valid, GNN")
-    axes.axhline(perplexity(history[0]["valid_base"]), color=COLOURS["base"], ls="--", label="valid, base")
-    trained = [entry for entry in history if entry["loss"] is not None]
-    losses = [perplexity(entry["loss"]) for entry in trained]
-    axes.plot([entry["step"] for entry in trained], losses, ":", color="#333", label="train")
-    axes.axvline(best_step, color=COLOURS["gnn_knn"], lw=1, label=f"best: step {best_step}")
-    axes.set_xlabel("step")
-    axes.set_ylabel("perplexity")
-    axes.legend(frameon=False)
+    for name, label, style in (("valid_gnn", "GNN", "o-"), ("valid_base", "base model", "--")):
+        values = [perplexity(entry[name]) for entry in history]
+        above.plot(steps, values, style, color=COLOURS[name.removeprefix("valid_")], ms=4, label=label)
+    above.set_ylabel("validation perplexity")
+    above.set_title("Training the graph network", fontsize=11)
+    for part, label, style, colour in (
+        ("valid", "validation text", "o-", COLOURS["gnn"]),
+        ("train", "training text, a fixed sample", "s:", DARK),
+    ):
+        known = [entry for entry in history if f"{part}_gnn" in entry]
+        changes = [100 * (perplexity(entry[f"{part}_gnn"] - entry[f"{part}_base"]) - 1) for entry in known]
+        if known:
+            below.plot([entry["step"] for entry in known], changes, style, color=colour, ms=4, label=label)
+    below.axhline(0, color=COLOURS["base"], ls="--", label="base model")
+    below.set_ylabel("change against base model (%)")
+    below.set_xlabel("training step")
+    for axes in (above, below):
+        axes.axvline(best_step, color=COLOURS["gnn_knn"], lw=1, label=f"kept: step {best_step}")
+        axes.legend(frameon=False, fontsize=8)
     _save(figure, path)
 
 
-def _axes() -> tuple[Any, Any]:
+def _axes(count: int, height: float) -> tuple[Any, list[Any]]:
+    """A figure with this many panels below each other, which share their x axis."""
     from matplotlib.figure import Figure  # no global state, no display
 
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    panels = list(figure.subplots(count, sharex=True, squeeze=False)[:, 0])
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, panels
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from gnnlm.evaluate.report import Report
-from gnnlm.predict.predictor import LABELS, PREDICTORS
+from gnnlm.predict.predictor import LABELS
 
 COLUMNS = ("model", "ppl", "95%", "change", "ppl/word", "bits/byte", "helped", "hurt", "tok/s")
 
@@ -65,23 +65,6 @@ def headline(report: Report) -> str:
         f"{report.test_tokens:,} test tokens of {report.test_documents} documents, "
         f"{report.store_tokens:,} store tokens, {report.model}"
     )
-
-
-def comparison(reports: dict[str, Report]) -> Table:
-    """The rows of several runs, a run a line, with what their neighbour nodes cost; changes are to the first."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("run", *(LABELS[name] for name in PREDICTORS), "codec", "smaller than fp32"):
-        table.add_column(column, justify="left" if column in ("run", "codec") else "right", no_wrap=True)
-    first = next(iter(reports.values()))
-    for run, report in reports.items():
-        figures = []
-        for name in PREDICTORS:
-            ppl, was = (r.rows[name].ppl if name in r.rows else None for r in (report, first))
-            change = "" if report is first or not ppl or not was else f" ({100 * (ppl / was - 1):+.1f}%)"
-            figures.append(short(ppl) + change if name in report.rows else "-")
-        codec = report.codec
-        table.add_row(run, *figures, f"{codec.kind}, {codec.bytes} bytes", f"{codec.compression:.0f}x")
-    return table
 
 
 def notes(report: Report) -> list[str]:

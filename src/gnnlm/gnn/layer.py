@@ -161,10 +161,10 @@ class GnnLayer(nn.Module):
     def folded(self) -> Folded:
         return self._frozen or self._fold()
 
-    @torch.no_grad()
     def freeze(self) -> None:
         """Keep the folded weights, until the layer is trained or moved."""
-        self._frozen = self._fold()
+        with torch.inference_mode(False), torch.no_grad():
+            self._frozen = self._fold()
 
     def thaw(self) -> None:
         self._frozen = None

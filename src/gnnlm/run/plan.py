@@ -1,12 +1,11 @@
-"""What a config will make, and what that will need, before anything starts.
+"""What a run will build, and the disk, memory and time that it still needs.
 
-Sizes are counted from the config; times come from how fast this machine multiplies matrices, and are rough: right to a
-factor of two or three.
+Sizes are counted from the config; times come from how fast this machine multiplies matrices, and are right to a factor
+of two or three.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +13,19 @@ from gnnlm.config import SCRATCH, Config
 from gnnlm.corpus.stream import SPLITS
 from gnnlm.datastore.quantize import check_bytes
 from gnnlm.errors import ConfigError
+from gnnlm.run.speed import EFFICIENCY, Speed
 
 if TYPE_CHECKING:
     from gnnlm.gnn.options import GnnOptions
     from gnnlm.run import Run
 
-EFFICIENCY = 0.5  # of a matrix product's speed that a whole model reaches
-DISTINCT = 0.7  # of the rows that a batch retrieves
+DISTINCT = 0.7  # share of the rows that a batch retrieves that are distinct
 PROCESS = 6e8  # bytes that Python, torch and FAISS take themselves
 
 
 @dataclass(frozen=True)
 class Description:
-    """A base model and the graph network on it, by their sizes."""
+    """The sizes of a base model and of the graph network on it."""
 
     parameters: int
     gnn_parameters: int
@@ -42,7 +41,7 @@ class Description:
 
 
 def describe(run: Run) -> Description:
-    """Count parameters without making any where the model is one of ours."""
+    """Count parameters; a model that this program would train is not even allocated."""
     import torch
 
     from gnnlm.gnn.model import GnnModel
@@ -74,14 +73,13 @@ def _corpus_is_made(run: Run) -> bool:
     state = run.state(run.stages["corpus"])
     if state in ("stale", "damaged"):
         raise ConfigError(
-            f"{run.path('corpus')} is {state}; make it again (gnnlm corpus, with --rebuild), or choose another run "
-            "directory"
+            f"{run.path('corpus')} is {state}; rebuild it (gnnlm corpus --rebuild), or choose another run directory"
         )
     return state == "done"
 
 
 def vocabulary_size(run: Run) -> int:
-    """The size of a corpus's vocabulary: as it was made, or as it was published."""
+    """The size of a corpus's vocabulary: as built, or as published."""
     from gnnlm.corpus.benchmarks import BENCHMARKS
 
     corpus = run.config.corpus
@@ -89,7 +87,7 @@ def vocabulary_size(run: Run) -> int:
         return int(run.artifact("corpus").facts["vocabulary"]["size"])
     if corpus.source is None or not corpus.is_benchmark or corpus.train is not None:
         raise ConfigError(
-            "the vocabulary is not known before the corpus is made; make it first: gnnlm corpus, with this config"
+            "the vocabulary is not known before the corpus is built; make it first: gnnlm corpus, with this config"
         )
     return BENCHMARKS[corpus.source].vocabulary
 
@@ -107,7 +105,7 @@ class Amount:
 
 
 def amounts(run: Run) -> dict[str, Amount]:
-    """Of each split: as made, as published, or as limited."""
+    """How much text each split has: as built, as published, or as limited."""
     from gnnlm.corpus.benchmarks import BENCHMARKS
 
     corpus = run.config.corpus
@@ -124,64 +122,22 @@ def amounts(run: Run) -> dict[str, Amount]:
         }
     if any(limit is None for limit in limits.values()):
         raise ConfigError(
-            "how much text there is is not known before the corpus is made; make it first: gnnlm corpus, with the same "
-            "config"
+            "the amount of text is not known before the corpus is built; make it first: gnnlm corpus, with this config"
         )
     return {split: Amount(int(limits[split]), 0) for split in SPLITS}
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one stage needs: bytes on disk, bytes in memory, seconds on this machine."""
+    """What a stage needs: bytes on disk, bytes in memory, seconds on this machine."""
 
     disk: float
     memory: float
     seconds: float
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Multiplications and additions a second: of the device in both precisions, and of the processor FAISS runs on."""
-
-    fp32: float
-    bf16: float
-    processor: float
-
-    @classmethod
-    def measured(cls, device: str = "auto", seconds: float = 0.3) -> Speed:
-        from gnnlm.lm.load import usable_device
-
-        name = str(usable_device(device))
-        fp32 = matrix_speed(name, "float32", seconds)
-        processor = fp32 if name == "cpu" else matrix_speed("cpu", "float32", seconds)
-        return cls(fp32, matrix_speed(name, "bfloat16", seconds), processor)
-
-    def of(self, precision: str) -> float:
-        """What a whole model reaches."""
-        return EFFICIENCY * (self.bf16 if precision == "bf16" else self.fp32)
-
-
-def matrix_speed(device: str, dtype: str, seconds: float) -> float:
-    """Multiplications and additions a second in large matrix products."""
-    import torch
-
-    size = 1024 if device == "cpu" else 4096
-    matrix = torch.randn(size, size, device=device).to(getattr(torch, dtype))
-    count, began = 0, 0.0
-    while not count or time.perf_counter() - began < seconds:
-        product = matrix
-        for _ in range(4):
-            product = matrix @ matrix
-        product[0, 0].item()  # waits for all of them
-        if began:
-            count += 4
-        else:  # the first round warms up
-            began = time.perf_counter()
-    return count * 2 * size**3 / (time.perf_counter() - began)
-
-
 def plan(config: Config, about: Description, text: dict[str, Amount], speed: Speed) -> dict[str, Need]:
-    """Every stage's need."""
+    """What each stage needs."""
     total = sum(amount.positions for amount in text.values())
     rows = text["train"].positions
     needs = {"corpus": Need(total * 12.0, total * 8.0, total / 5e5)}
@@ -233,7 +189,9 @@ def _index_need(config: Config, rows: int, width: int, flops: float) -> Need:
     code = config.index.bytes if config.index.kind == "ivfpq" else 4.0 * width
     size = rows * (code + 8.0) + 4.0 * clusters * width
     sample = training_rows(clusters, rows)
-    compared = 25.0 * clusters * sample + _found(config, rows) * rows  # 25 rounds of k-means; then each row its cluster
+    compared = (
+        25.0 * clusters * sample + _found(config, rows) * rows
+    )  # 25 rounds of k-means; then a cluster for each row
     return Need(size, size + 4.0 * sample * width, 2 * width * compared / flops)
 
 
@@ -246,7 +204,7 @@ def _search_need(config: Config, about: Description, text: dict[str, Amount], in
 
 
 def _found(config: Config, rows: int) -> float:
-    """Clusters that a key is compared with to find its own: all, or those on the way through a graph."""
+    """How many clusters a key is compared with to find its own: all, or those on a path through a graph."""
     from gnnlm.retrieval.faiss_index import MANY_CLUSTERS, clusters_of
 
     clusters = clusters_of(config.index, rows)
@@ -254,7 +212,7 @@ def _found(config: Config, rows: int) -> float:
 
 
 def _probed(config: Config, rows: int) -> float:
-    """Rows in the clusters that a query looks into."""
+    """How many rows are in the clusters that a query searches."""
     from gnnlm.retrieval.faiss_index import clusters_of
 
     return rows * min(1.0, config.index.probes / clusters_of(config.index, rows))
@@ -264,7 +222,7 @@ def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], spee
     from gnnlm.gnn.options import resolve_options
 
     options, train = resolve_options(config.gnn, about.width), config.train
-    rows, held = text["train"].positions, text["valid"].positions + text["test"].positions
+    rows = text["train"].positions
     gnn, head = 4.0 * about.gnn_parameters, 4.0 * about.head_parameters
     tokens = train.block * train.batch_blocks
     a_step = tokens * train.accumulate
@@ -279,27 +237,29 @@ def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], spee
     kept = 4.0 * options.width * options.window * _kept_states(options, train.checkpoint)
     k = config.eval.graph_k or config.search.graph_k
     cached = _cache_bytes(config, options, rows)
-    scoring = held * (dense + k * (an_edge + (0.0 if cached else DISTINCT * updates)))
+    scoring = (dense + k * (an_edge + (0.0 if cached else DISTINCT * updates))) / speed.of("fp32")  # seconds a position
     rows_read = 4.0 * config.eval.block * k * options.window * options.width
     memory = 4 * gnn + 2 * head + most * kept + 32.0 * rows + 2e8
+    scoring_memory = 2 * head + rows_read + 32.0 * rows + 3e8
     return {
         "train": Need(4 * gnn, memory, learning / speed.of(train.precision)),
         "cache": Need(cached, head, rows * (gnn / 4 + updates) / speed.of("fp32") if cached else 0.0),
-        "tune, eval": Need(held * 40.0, 2 * head + rows_read + 32.0 * rows + 3e8, scoring / speed.of("fp32")),
+        "tune": Need(0.0, scoring_memory, scoring * text["valid"].positions),
+        "eval": Need(text["test"].positions * 40.0, scoring_memory, scoring * text["test"].positions),
     }
 
 
 def _kept_states(options: GnnOptions, checkpoint: bool) -> int:
-    """States of a window slot that learning keeps for the backward pass."""
+    """How many states of a window slot are kept for the backward pass."""
     if not options.neighbour_updates:
-        return 2  # as it came, and normed
+        return 2  # the state itself, and normed
     if checkpoint:
-        return 2 + 3 * (options.layers - 1)  # and behind each update: by chunks, joined, and normed
+        return 2 + 3 * (options.layers - 1)  # and after each update: in chunks, joined, and normed
     return 6 * options.layers
 
 
 def _cache_bytes(config: Config, options: GnnOptions, rows: int) -> float:
-    """The cache that is asked for; for `auto` the largest within its limit."""
+    """The size of the cache that the config names; for `auto`, of the largest within the limit."""
     from gnnlm.predict.cache import cache_bytes, table_shapes
 
     if config.cache.form == "none":
@@ -310,12 +270,53 @@ def _cache_bytes(config: Config, options: GnnOptions, rows: int) -> float:
     return float(max((size for size in sizes if size <= limit), default=0))
 
 
-def table_of(needs: dict[str, Need]) -> dict[str, Any]:
-    """The plan as plain values, with totals: disk adds up, memory is the largest, time adds up."""
-    stages = {name: dict(vars(need)) for name, need in needs.items()}
+def done_stages(run: Run) -> dict[str, int]:
+    """The stages that are done, with their bytes on disk."""
+    return {
+        name: sum(file.stat().st_size for file in run.path(name).iterdir())
+        for name, stage in run.stages.items()
+        if run.state(stage) == "done"
+    }
+
+
+def table_of(needs: dict[str, Need], done: dict[str, int]) -> dict[str, Any]:
+    """The plan as plain values: what each stage still needs, and in all. A done stage needs nothing more.
+
+    Values are rounded to what a table shows of them before they are added, so that the sums are right there as well.
+    """
+    stages = {}
+    for name, need in needs.items():
+        if name in done:
+            stages[name] = {"done": True, "there": done[name], "disk": 0.0, "memory": 0.0, "seconds": 0.0}
+        else:
+            values = {"disk": shown_bytes(need.disk), "memory": shown_bytes(need.memory)}
+            stages[name] = {"done": False, "there": 0, **values, "seconds": shown_seconds(need.seconds)}
     return {
         "stages": stages,
-        "disk": sum(need.disk for need in needs.values()),
-        "memory": max(need.memory for need in needs.values()),
-        "seconds": sum(need.seconds for need in needs.values()),
+        "disk": sum(stage["disk"] for stage in stages.values()),
+        "memory": max(stage["memory"] for stage in stages.values()),
+        "seconds": sum(stage["seconds"] for stage in stages.values()),
     }
+
+
+def shown_seconds(seconds: float) -> float:
+    """A time as `human_time` shows it: to the minute, a tenth of an hour or a tenth of a day.
+
+    >>> shown_seconds(0), shown_seconds(10), shown_seconds(100), shown_seconds(4000), shown_seconds(300_000)
+    (0.0, 60.0, 120.0, 3960.0, 302400.0)
+    """
+    unit = 60.0 if seconds < 3600 else 360.0 if seconds < 48 * 3600 else 8640.0
+    return unit * max(round(seconds / unit), 1 if seconds else 0)
+
+
+def shown_bytes(count: float) -> float:
+    """A size as `human_bytes` shows it: to a tenth of its unit.
+
+    >>> shown_bytes(1000.4), shown_bytes(1024 * 1.26)
+    (1000.0, 1331.2)
+    """
+    unit = 1.0
+    while count >= 1024 * unit and unit < 1024**4:
+        unit *= 1024
+    part = unit / 10 if unit > 1 else 1.0
+    return round(count / part) * part

@@ -35,6 +35,7 @@ class Run:
         self.config = config
         self.reading = reading
         self.root = Path(config.run)
+        self.finish_training = False  # a half-done training ends here, with its best step so far
         self._open: dict[str, Artifact] = {}
         self._own_inputs: dict[str, dict[str, Any]] = {}
 
@@ -137,7 +138,7 @@ class Run:
         with self._alone(), Draft(self.path(name), name, inputs, rebuild=rebuild) as draft:
             self._write_config()
             if draft.resumed:
-                say(f"{name}: going on where it was interrupted")
+                say(f"{name}: resuming where it was interrupted")
             self._open[name] = stage.build(self, draft)
         return self._open[name]
 

@@ -17,6 +17,8 @@ from gnnlm.progress import warn
 
 if TYPE_CHECKING:
     from gnnlm.run import Run
+    from gnnlm.train.fit import Fitting
+    from gnnlm.train.task import Log
 
 
 @dataclass(frozen=True)
@@ -135,16 +137,24 @@ def _build_lm(run: Run, draft: Draft) -> Artifact:
     if (device := torch.device(usable_device(config.device))).index is not None:
         torch.cuda.set_device(device)  # what accelerate takes
     with tensorboard(run.root / "tensorboard" / "lm") as log:
+        fitting = _fitting(run, draft, log, config.device)
         if config.model != SCRATCH:
             if not isinstance(parts.source_lm, HFModel):
                 raise ModelError("lm.finetune is for Hugging Face models; train one of ours with lm.model: scratch")
-            return finetune_hf(draft, parts.source_lm, parts.streams, config, seed, log)
+            return finetune_hf(fitting, parts.source_lm, parts.streams, config.finetune)
         vocabulary = load_vocabulary(run.artifact("corpus").path)
         assert vocabulary is not None
         torch.manual_seed(seed)
         model = build_model(config.architecture, len(vocabulary))
         _warn_of_positions(config)
-        return train_native(draft, model, vocabulary, parts.streams, config, seed, log)
+        return train_native(fitting, model, vocabulary, parts.streams, config)
+
+
+def _fitting(run: Run, draft: Draft, log: Log, device: str) -> Fitting:
+    from gnnlm.train.fit import Fitting
+
+    seed, stop_file = run.config.seed, run.root / "stop"
+    return Fitting(draft, seed, cpu=device == "cpu", log=log, stop_file=stop_file, finish=run.finish_training)
 
 
 def _warn_of_positions(config: LMConfig) -> None:
@@ -225,7 +235,7 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
 
     from gnnlm.gnn.model import GnnModel
     from gnnlm.gnn.options import resolve_options, similarity_best, similarity_unit
-    from gnnlm.train.gnn import train_gnn
+    from gnnlm.train.gnn import Texts, train_gnn
     from gnnlm.train.logging import tensorboard
 
     config, parts = run.config, run.parts
@@ -235,7 +245,8 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     model = GnnModel(resolve_options(config.gnn, parts.head.width, unit, best), parts.head)
     model.checkpoint = config.train.checkpoint
     with tensorboard(run.root / "tensorboard") as log:
-        return train_gnn(draft, model, parts.head, parts.graphs, train, valid, config.train, config.seed, log)
+        fitting = _fitting(run, draft, log, config.train.device)
+        return train_gnn(fitting, model, parts.head, parts.graphs, Texts(train, valid), config.train)
 
 
 def _build_cache(run: Run, draft: Draft) -> Artifact:

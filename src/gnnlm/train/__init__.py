@@ -1,1 +1,1 @@
-"""One training loop."""
+"""One training loop, for the graph network and for base models."""

@@ -1,4 +1,4 @@
-"""Which positions are trained on when: a pure function of seed and step, so that resuming needs no state."""
+"""Which text each step trains on: a pure function of seed and step, so that resuming needs no state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BlockOrder:
-    """Blocks of consecutive positions in a fresh order, cut at a fresh offset, each epoch."""
+    """Blocks of consecutive positions; each epoch cuts them at a new offset and shuffles them."""
 
     positions: int
     block: int
@@ -41,7 +41,7 @@ class BlockOrder:
 
 @dataclass(frozen=True)
 class TextBlocks:
-    """Blocks of one long text, each read from the token before its first."""
+    """Blocks of one long text; a block is read from the token before its first."""
 
     text: Tokens
     start: int
@@ -58,14 +58,14 @@ class TextBlocks:
         return BlockOrder(len(self.text), self.block, self.batch, self.seed)
 
     def __call__(self, number: int) -> tuple[Tensor, Tensor]:
-        """What is read and what is to be predicted, [B, T] each."""
+        """The tokens to read and the tokens to predict, [B, T] each."""
         at_BT = self._order(number)
         return self._read[at_BT], self._read[at_BT + 1]
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """One long text in parallel lanes, segment after segment: for a model that carries its memory along."""
+    """One long text in parallel lanes, segment after segment, for a model with memory."""
 
     text: Tokens
     start: int
@@ -88,21 +88,27 @@ class Lanes:
         return part[:, :-1], part[:, 1:]
 
     def begins(self, number: int) -> bool:
-        """Whether nothing stands before this segment."""
+        """Whether this segment is the first of its lane."""
         return number % len(self) == 0
 
 
+@dataclass(frozen=True)
+class Start:
+    """The token that is read before a text; `always`: before every piece of it as well."""
+
+    token: int
+    always: bool = False
+
+
 class Pieces:
-    """Texts each by itself, cut into pieces of at most `block` tokens; a batch has pieces of similar length.
+    """Separate texts, cut into pieces of at most `block` tokens; a batch has pieces of similar length.
 
     `tokens` holds the texts, `bounds` where each begins and ends in it, [texts, 2]. A later piece of a text is read
     from the token before its first, or from the start token again.
     """
 
-    def __init__(
-        self, tokens: Tokens, bounds: Tokens, start: int, start_always: bool, block: int, batch_tokens: int, seed: int
-    ) -> None:
-        self._tokens, self._start, self._always = tokens, start, start_always
+    def __init__(self, tokens: Tokens, bounds: Tokens, start: Start, block: int, batch_tokens: int, seed: int) -> None:
+        self._tokens, self._start = tokens, start
         self._block, self._batch_tokens, self._seed = block, batch_tokens, seed
         lengths = bounds[:, 1] - bounds[:, 0]
         self.tokens = int(lengths.sum())
@@ -111,8 +117,8 @@ class Pieces:
         self._begins = np.repeat(bounds[:, 0], counts) + number * block
         self._lengths = np.minimum(block, np.repeat(bounds[:, 1], counts) - self._begins)
         self._first = number == 0
-        self._ends: list[int] = []  # batches up to the end of each epoch that has been looked at
-        self._order: tuple[int, list[Tokens]] = (-1, [])  # the epoch whose batches are at hand
+        self._ends: list[int] = []  # batches up to the end of each epoch so far
+        self._order: tuple[int, list[Tokens]] = (-1, [])  # the current epoch and its batches
 
     def _batches(self, epoch: int) -> list[Tokens]:
         if self._order[0] != epoch:
@@ -137,27 +143,27 @@ class Pieces:
         return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
 
     def _pieces(self, number: int) -> Tokens:
-        """The pieces of a batch."""
+        """The numbers of a batch's pieces."""
         while not self._ends or self._ends[-1] <= number:
             self.batches_in(len(self._ends))
         epoch = int(np.searchsorted(self._ends, number, side="right"))
         return self._batches(epoch)[number - (self._ends[epoch - 1] if epoch else 0)]
 
     def bounds(self, number: int) -> Tokens:
-        """Where what each line of a batch is to predict begins and ends, [B, 2]."""
+        """Where the tokens that each line of a batch predicts begin and end, [B, 2]."""
         pieces = self._pieces(number)
         return np.stack([self._begins[pieces], self._begins[pieces] + self._lengths[pieces]], axis=1)
 
     def __call__(self, number: int) -> tuple[Tensor, Tensor]:
-        """What is read and what is to be predicted, [B, T] each; padding is not scored."""
+        """The tokens to read and the tokens to predict, [B, T] each; padding is not scored."""
         pieces = self._pieces(number)
         longest = int(self._lengths[pieces].max())
-        read = torch.full((len(pieces), longest), self._start)
+        read = torch.full((len(pieces), longest), self._start.token)
         wanted = torch.full((len(pieces), longest), IGNORED)
         for line, piece in enumerate(pieces.tolist()):
             begin, length = int(self._begins[piece]), int(self._lengths[piece])
             text = torch.from_numpy(np.asarray(self._tokens[begin : begin + length], dtype=np.int64))
-            if not self._always and not self._first[piece]:
+            if not self._start.always and not self._first[piece]:
                 read[line, 0] = int(self._tokens[begin - 1])
             read[line, 1:length] = text[:-1]
             wanted[line, :length] = text

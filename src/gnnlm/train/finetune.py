@@ -1,9 +1,9 @@
 """Fine-tuning a pretrained model on the corpus it will look up: all weights, or LoRA.
 
-A model that has read the whole store has memorised it: its train states predict train text far better than anything
-can do on text it has not read, and a graph network trained on them learns to do nothing. The network learns on text
-that the model has not read: on train documents kept from it, or on the states that the model had of every document
-when it first read it, which training computes anyway.
+A model that was trained on the whole store has memorised it: its states predict the training text far better than
+they predict any other text, and a graph network trained on them learns to do nothing. The network therefore learns on
+text that the model has not been trained on: on train documents held out from fine-tuning, or on the states that the
+model had of each document when it first read it, which fine-tuning computes anyway.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gnnlm.artifact import Artifact, Draft
-from gnnlm.config import FinetuneConfig, LMConfig
+from gnnlm.artifact import Artifact
+from gnnlm.config import FinetuneConfig
 from gnnlm.corpus.stream import Stream
 from gnnlm.datastore.encode import round_states
-from gnnlm.errors import ConfigError, ModelError
+from gnnlm.errors import ConfigError, ModelError, TrainingError
 from gnnlm.lm.hf import HFModel, save_hf
-from gnnlm.train.data import Pieces
-from gnnlm.train.fit import Log, fit, fit_facts, plan_of
-from gnnlm.train.lm import LMTask, adam, documents, finish_lm, hf_losses, valid_batches
+from gnnlm.train.data import Pieces, Start
+from gnnlm.train.fit import Fitting, fit
+from gnnlm.train.lm import LMTask, adam, documents, finish_lm, hf_losses, valid_text
+from gnnlm.train.schedule import Plan
 
 UNREAD_STATES, UNREAD_POSITIONS = "unread.states.npy", "unread.positions.npy"
 
@@ -53,10 +54,10 @@ def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
 
 
 class FirstReadings:
-    """States of train positions as the model had them when it first read them, before it learned from them.
+    """The states of train positions when the model first read them, before it learned from them.
 
-    A file of all positions; those that were not kept are zero. Steps write where they read, so a step that is made
-    again after a crash writes the same again.
+    A file of all positions; those that were not kept are zero. A step writes at the positions it reads, so a step that
+    is repeated after a crash writes the same again.
     """
 
     def __init__(self, folder: Path, rows: int, model: Any, pieces: Pieces, settle: float) -> None:
@@ -73,14 +74,14 @@ class FirstReadings:
 
     @contextmanager
     def reading(self, number: int) -> Iterator[None]:
-        """Keep what the softmax is given while a batch is read."""
+        """Keep the input of the softmax while a batch is read."""
         if number not in self._kept:
             yield
             return
         seen: list[Tensor] = []
         hook = self._output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
         try:
-            if self._drops_out:  # what it learns from is not what it would be asked with: read once more
+            if self._drops_out:  # the states under dropout are not those of prediction: read once more
                 self._read(number)
                 hook.remove()
             yield
@@ -97,16 +98,19 @@ class FirstReadings:
         self._model.train()
 
     def finish(self, batches: int) -> npt.NDArray[np.int64]:
-        """The positions that were kept in so many batches, in order."""
+        """The positions kept in the first so many batches, in order."""
         self._states.flush()
         bounds = [self._pieces.bounds(number) for number in self._kept if number < batches]
         if not bounds:
-            raise ConfigError("lm.finetune.settle leaves nothing for the GNN to learn on; lower it")
+            raise TrainingError(
+                f"fine-tuning stopped after batch {batches}, and lm.finetune.settle keeps states for the GNN only from "
+                f"batch {self._kept.start + 1} on; train longer, or lower lm.finetune.settle"
+            )
         return np.sort(np.concatenate([np.arange(begin, end) for begin, end in np.concatenate(bounds).tolist()]))
 
 
 def drops_out(model: Any) -> bool:
-    """Whether a transformers model computes something else while it learns."""
+    """Whether a transformers model uses dropout."""
     settings = model.config.to_dict().items()
     return any("drop" in name and isinstance(value, float) and value > 0 for name, value in settings)
 
@@ -122,47 +126,50 @@ def with_lora(model: Any, config: FinetuneConfig) -> Any:
     return peft.get_peft_model(model, lora)
 
 
-def finetune_hf(
-    draft: Draft,
-    lm: HFModel,
-    streams: dict[str, Stream],
-    config: LMConfig,
-    seed: int,
-    log: Log = lambda name, value, step: None,
-) -> Artifact:
+def finetune_hf(fitting: Fitting, lm: HFModel, streams: dict[str, Stream], config: FinetuneConfig) -> Artifact:
     """Fine-tune a transformers model; the artifact is a directory that transformers reads."""
-    fitting = config.finetune
-    stream, first = streams["train"], fitting.unread == "first-reading"
-    unread = set[int]() if first else unread_documents(stream, fitting.held_out, seed)
-    read = documents(stream, unread)
-    batches = Pieces(stream.tokens, read, lm.start_token, True, fitting.block, fitting.batch_tokens, seed)
-    valid, count = valid_batches(streams["valid"], lm.start_token, True, False, fitting, None)
+    draft, seed, start = fitting.draft, fitting.seed, Start(lm.start_token, always=True)
+    stream, first = streams["train"], config.unread == "first-reading"
+    unread = set[int]() if first else unread_documents(stream, config.held_out, seed)
+    batches = Pieces(stream.tokens, documents(stream, unread), start, config.block, config.batch_tokens, seed)
     model = lm.model.requires_grad_(True)
-    if fitting.kind == "lora":
-        model = with_lora(model.requires_grad_(False), fitting)
+    if config.kind == "lora":
+        model = with_lora(model.requires_grad_(False), config)
 
     def save(folder: Path) -> None:
-        save_hf(copy.deepcopy(model).merge_and_unload() if fitting.kind == "lora" else model, lm.tokenizer, folder)
+        save_hf(copy.deepcopy(model).merge_and_unload() if config.kind == "lora" else model, lm.tokenizer, folder)
 
-    steps = max(1, math.ceil(fitting.epochs * batches.batches_in(0) / fitting.accumulate))
-    task = LMTask(model, batches, valid, hf_losses, fitting.accumulate, count, save)
+    task = LMTask(
+        model=model,
+        batches=batches,
+        valid=valid_text(streams["valid"], start, config),
+        losses=hf_losses,
+        accumulate=config.accumulate,
+        save_to=save,
+    )
     if first:
-        readings = FirstReadings(draft.folder, len(stream), model, batches, fitting.settle)
+        readings = FirstReadings(draft.folder, len(stream), model, batches, config.settle)
         task.around = readings.reading
-    plan = plan_of(fitting, steps, "finetune", "lm.finetune")
-    tokens = round(fitting.epochs * batches.tokens / steps)
+    steps = max(1, math.ceil(config.epochs * batches.batches_in(0) / config.accumulate))
+    plan = Plan(
+        config=config,
+        steps=steps,
+        schedule=config.schedule,
+        tokens=round(config.epochs * batches.tokens / steps),
+        label="finetune",
+        section="lm.finetune",
+    )
     trained = [p for p in model.parameters() if p.requires_grad]
-    best = fit(draft, task, adam(trained, fitting), plan, tokens, seed, config.device == "cpu", log)
+    fitted = fit(fitting, task, adam(trained, config), plan)
     facts = {
-        **fit_facts(draft, plan, model),
         "trained": sum(p.numel() for p in trained),
-        "kind": fitting.kind,
+        "kind": config.kind,
         "unread": sorted(unread),
         "read_tokens": batches.tokens,
     }
     if not first:
-        return finish_lm(draft, best, facts)
-    positions = readings.finish(facts["steps_done"] * fitting.accumulate)
+        return finish_lm(fitting, fitted, facts)
+    positions = readings.finish(fitted.facts["steps_done"] * config.accumulate)
     draft.save(UNREAD_POSITIONS, positions)
     facts["first_reading"] = {"positions": UNREAD_POSITIONS, "states": UNREAD_STATES, "count": len(positions)}
-    return finish_lm(draft, best, facts, (UNREAD_STATES, UNREAD_POSITIONS))
+    return finish_lm(fitting, fitted, facts, (UNREAD_STATES, UNREAD_POSITIONS))

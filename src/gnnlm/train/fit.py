@@ -1,276 +1,238 @@
 """The one training loop: for the graph network, for base models, for fine-tuning.
 
-Every step is a function of (seed, step, weights, optimizer state, what the task carries): data order and dropout are
-seeded by the step, the schedule is a formula. A checkpoint is therefore these tensors and a step number, and a run
-that was killed ends in the same weights as one that was not.
+Every step is a function of (seed, step, weights, optimizer state, what the task carries): the step seeds data order
+and dropout, the schedule is a formula. A checkpoint is therefore these tensors and a step number, and a training that
+was interrupted ends in the same weights as one that was not.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
-from gnnlm.artifact import Draft, writing
-from gnnlm.config import FitConfig, TrainConfig
+from gnnlm.artifact import Draft
 from gnnlm.errors import TrainingError
-from gnnlm.lm.tensors import load_tensors, save_tensors
-from gnnlm.progress import Track, say
+from gnnlm.progress import Track, clock, say, warn
+from gnnlm.train.checkpoint import Checkpoints, Entry, Record, best_folder
+from gnnlm.train.schedule import Plan
+from gnnlm.train.signals import HeldSignals
+from gnnlm.train.task import Log, Task, Validation
 
-Log = Callable[[str, float, int], None]
-CHECKPOINT_SECONDS = 600.0  # no more than this is lost where validations are far apart
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long, how fast, and how often one looks."""
-
-    steps: int
-    lr: float
-    warmup: int
-    schedule: str
-    clip: float
-    validate_every: int
-    patience: int
-    precision: str
-    accumulate: int = 1
-    label: str = "train"
-    section: str = "train"  # of the config, for advice
-
-    def learning_rate(self, step: int) -> float:
-        """The rate of a step (from 0): linear warm-up, then the chosen decay.
-
-        >>> plan = Plan(6, 1.0, 2, "linear", 1.0, 1, 1, "fp32")
-        >>> [round(plan.learning_rate(step), 2) for step in range(6)]
-        [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-        """
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        if self.schedule == "inverse-sqrt":
-            return self.lr * math.sqrt(max(1, self.warmup) / (step + 1))
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        if self.schedule == "cosine":
-            return self.lr * 0.5 * (1 + math.cos(math.pi * done))
-        return self.lr * (1 - done if self.schedule == "linear" else 1.0)
-
-
-def plan_of(config: FitConfig | TrainConfig, steps: int, label: str, section: str) -> Plan:
-    """The plan that a section of the config makes."""
-    return Plan(
-        steps,
-        config.lr,
-        config.warmup,
-        config.schedule,
-        config.clip,
-        config.validate_every,
-        config.patience,
-        config.precision,
-        config.accumulate,
-        label,
-        section,
-    )
+CHECKPOINT_SECONDS = 600.0  # a crash loses no more than this, however far apart validations are
 
 
 @dataclass(frozen=True)
-class Validation:
-    """The loss that is to fall, what goes into the history with it, and words for people."""
+class Fitting:
+    """Where a training is kept, and how it runs and stops.
 
-    loss: float
-    history: dict[str, float]
-    words: str
-
-
-class Task(Protocol):
-    """What is trained, on what."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    def start(self, device: torch.device) -> None:
-        """Take everything that is not the model to the device."""
-
-    def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
-        """The mean loss of a part of a step's batch, through `model`."""
-        ...
-
-    def validate(self, step: int) -> Validation: ...
-
-    def note(self, step: int) -> str:
-        """A word on the step, for the progress line."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write what is kept of the best step, in a folder of its own."""
-
-    def carried(self) -> dict[str, Tensor]:
-        """Tensors beside the weights that the next step depends on."""
-        ...
-
-    def carry(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `carried` gave."""
-
-
-@dataclass
-class Trainer:
-    """State of a training run that is not in the weights, and how it is kept."""
+    A file at `stop_file` ends it after the step in flight, with the best step so far; `finish` does so before another
+    step is taken.
+    """
 
     draft: Draft
-    task: Task
-    optimizer: torch.optim.Optimizer
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        return self.draft.notes
-
-    def save(self, step: int) -> None:
-        """Write a checkpoint beside the last one, then let it count."""
-        folder = self.draft.folder / f"checkpoint-{step}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        with writing(folder):
-            save_tensors(self.task.model, folder / "model.safetensors")
-            save_file(self._optimizer_tensors(), folder / "optimizer.safetensors")
-            save_file(self.task.carried(), folder / "carried.safetensors")
-            if self.notes["best"]["step"] == step:
-                best = self.draft.folder / f"best-{step}"
-                shutil.rmtree(best, ignore_errors=True)
-                best.mkdir()
-                self.task.save(best)
-        self.notes["checkpoint"] = step
-        self.draft.commit()
-        for pattern, kept in (("checkpoint-*", folder), ("best-*", self.best)):
-            for old in self.draft.folder.glob(pattern):
-                if old != kept:
-                    shutil.rmtree(old)
-
-    def restore(self) -> int:
-        """Load the last checkpoint; the number of steps done."""
-        step = int(self.notes["checkpoint"])
-        folder = self.draft.folder / f"checkpoint-{step}"
-        load_tensors(self.task.model, folder / "model.safetensors")
-        self.task.carry(load_file(folder / "carried.safetensors"))
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in load_file(folder / "optimizer.safetensors").items():
-            number, key = name.split(".", 1)
-            state.setdefault(int(number), {})[key] = tensor
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        return step
-
-    @property
-    def best(self) -> Path:
-        return self.draft.folder / f"best-{self.notes['best']['step']}"
-
-    def _optimizer_tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{number}.{key}": value.contiguous()
-            for number, entries in self.optimizer.state_dict()["state"].items()
-            for key, value in entries.items()
-            if value is not None
-        }
+    seed: int
+    cpu: bool = False
+    log: Log = lambda name, value, step: None
+    stop_file: Path | None = None
+    finish: bool = False
 
 
-def fit(
-    draft: Draft,
-    task: Task,
-    optimizer: torch.optim.Optimizer,
-    plan: Plan,
-    tokens: int,
-    seed: int,
-    cpu: bool = False,
-    log: Log = lambda name, value, step: None,
-) -> Path:
-    """Train, validate, keep the best; resumes from the draft's last checkpoint. The folder of the best step.
+@dataclass(frozen=True)
+class Fitted:
+    """A finished training: the folder of its best step, its validations, and facts about it."""
 
-    `tokens` is about how many a step has, for the progress line.
-    """
-    from accelerate import Accelerator
+    best: Path
+    history: list[Entry]
+    facts: dict[str, Any]
 
-    accelerator = Accelerator(cpu=cpu)
-    if accelerator.num_processes > 1:
-        raise TrainingError(
-            f"training runs in one process (got {accelerator.num_processes}); start it without a launcher"
-        )
-    device = accelerator.device
-    task.start(device)
-    trainer = Trainer(draft, task, optimizer)
-    model, optimizer = accelerator.prepare(task.model, optimizer)
-    notes = trainer.notes
 
-    def diverged(what: str, step: int) -> TrainingError:
-        kept, where = notes.get("checkpoint", 0), f"{task.note(max(0, step - 1))}, lr = {plan.lr:g}".lstrip(", ")
+def fit(fitting: Fitting, task: Task, optimizer: torch.optim.Optimizer, plan: Plan) -> Fitted:
+    """Train, validate, keep the best; resumes from the draft's last checkpoint."""
+    record = Record.of(fitting.draft)
+    if fitting.finish:
+        if not fitting.draft.resumed:
+            raise TrainingError("expected a half-done training to finish, found none; train first, without --finish")
+        record.stopped = record.checkpoint
+    else:
+        _Loop(fitting, task, optimizer, plan, record).run()
+    if record.stopped is not None:
+        _tell_stopped(plan, record, record.stopped)
+    return Fitted(best_folder(fitting.draft, record), record.history, _facts(record, plan, task.model))
+
+
+def _tell_stopped(plan: Plan, record: Record, step: int) -> None:
+    best = record.best["step"]
+    say(f"{plan.label}: stopped at step {step} of {plan.steps}, as you asked; keeping step {best}, the best so far")
+    if best == 0:
+        warn(f"{plan.label}: no step was validated better than the untrained model, which is what is kept")
+
+
+def _facts(record: Record, plan: Plan, model: nn.Module) -> dict[str, Any]:
+    stopped = {} if record.stopped is None else {"stopped_by_user_at": record.stopped}
+    return {
+        "best_step": record.best["step"],
+        "best_valid_loss": record.best["loss"],
+        "steps_planned": plan.steps,
+        "steps_done": record.checkpoint,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": record.seconds,
+        "validation_seconds": record.validation_seconds,
+        **stopped,
+    }
+
+
+class _Interrupted(Exception):
+    """Leaves a validation when a signal is pending."""
+
+
+class _Loop:
+    """One try at a training, from its last checkpoint to its end or to an interruption."""
+
+    def __init__(
+        self, fitting: Fitting, task: Task, optimizer: torch.optim.Optimizer, plan: Plan, record: Record
+    ) -> None:
+        from accelerate import Accelerator
+
+        self.accelerator = Accelerator(cpu=fitting.cpu)
+        if self.accelerator.num_processes > 1:
+            raise TrainingError(
+                f"training runs in one process (got {self.accelerator.num_processes}); start it without a launcher"
+            )
+        task.start(self.accelerator.device)
+        self.fitting, self.task, self.plan, self.record = fitting, task, plan, record
+        self.checkpoints = Checkpoints(fitting.draft, task, optimizer, record)
+        self.model, self.optimizer = self.accelerator.prepare(task.model, optimizer)
+        self.signals = HeldSignals()
+
+    def run(self) -> None:
+        plan, record = self.plan, self.record
+        start, record.stopped = 0, None
+        if self.fitting.draft.resumed:
+            start = self.checkpoints.restore()
+            say(f"{plan.label}: resuming from step {start}")
+        self._begin_stopping()
+        with self.signals, Track(plan.label, plan.steps * plan.tokens, "tokens", start * plan.tokens) as self.track:
+            self.began, self.seconds_before = time.monotonic(), record.seconds
+            self.track.later = plan.validations_left(start) * record.a_validation
+            saved = 0.0
+            if plan.validates_after(start) and not record.validated(start):
+                self._validate(start)
+            for step in range(start, plan.steps):
+                if record.worse >= plan.config.patience:
+                    say(f"{plan.label}: stopped early, {record.worse} validations in a row without a better one")
+                    break
+                self._step(step)
+                if plan.validates_after(step + 1):
+                    self._validate(step + 1)
+                    saved = self.track.seconds
+                elif self.track.seconds - saved > CHECKPOINT_SECONDS:
+                    self._save(step + 1)
+                    saved = self.track.seconds
+                self._obey_signals(step + 1)
+                if self._asked_to_stop():
+                    record.stopped = step + 1
+                    self._save(step + 1)
+                    break
+            self.track.advance(0, note=f"plus {clock(record.validation_seconds)} of validation")
+
+    def _step(self, step: int) -> None:
+        config, model, task = self.plan.config, self.model, self.task
+        device = self.accelerator.device
+        torch.manual_seed(self.fitting.seed * 1_000_003 + step)
+        model.train()
+        value = 0.0
+        for part in range(config.accumulate):
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+                loss = task.loss(model, step, part)
+            value += loss.item() / config.accumulate
+            if not math.isfinite(value):
+                raise self._diverged(f"the loss is {value}", step + 1)
+            self.accelerator.backward(loss / config.accumulate)
+        norm = self.accelerator.clip_grad_norm_(task.model.parameters(), config.clip)
+        rate = self.plan.learning_rate(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.record.step_done(value)
+        for name, number in (("loss", value), ("gradient_norm", float(norm)), ("learning_rate", rate)):
+            self.fitting.log(f"train/{name}", number, step + 1)
+        self.track.advance(self.plan.tokens, note=f"loss {self.record.loss:.3f} {task.note(step)}".rstrip())
+
+    def _validate(self, step: int) -> None:
+        """Validate, enter the result and save; a signal meanwhile leaves the validation to the next try."""
+        plan, record = self.plan, self.record
+        began = time.monotonic()
+        try:
+            found = self._validation(step)
+        except _Interrupted:
+            self._obey_signals(step)
+            return self._validate(step)  # whoever took the signal wants the training to go on
+        if not math.isfinite(found.loss):
+            raise self._diverged(f"the validation loss is {found.loss}", step)
+        better = record.add(step, found.loss, found.history)
+        record.validation_seconds += time.monotonic() - began
+        self.track.later = plan.validations_left(step) * record.a_validation
+        for name, value in found.history.items():
+            self.fitting.log(name.replace("_", "/", 1), value, step)
+        say(f"{plan.label}: step {step}/{plan.steps}, {found.words}"
+            + ("" if better else f", best was step {record.best['step']}"))  # fmt: skip
+        self._save(step)
+
+    def _validation(self, step: int) -> Validation:
+        self.task.model.eval()
+        with self.track.paused(), Track(f"{self.plan.label}, validation", 0, "tokens", brief=True) as track:
+
+            def report(done: int, total: int) -> None:
+                if self.signals.pending is not None:
+                    raise _Interrupted
+                track.total = total
+                track.advance(done - track.done)
+
+            with torch.no_grad():
+                found = self.task.validate(step, report)
+                return Validation(found.loss, {**found.history, **self.task.train_losses()}, found.words)
+
+    def _save(self, step: int) -> None:
+        self.record.seconds = self.seconds_before + time.monotonic() - self.began
+        self.checkpoints.save(step)
+
+    def _obey_signals(self, step: int) -> None:
+        """Save the step and let a pending signal through."""
+        if self.signals.pending is None:
+            return
+        if self.record.history:  # before the first validation there is nothing to save
+            if self.record.checkpoint != step:
+                self._save(step)
+            say(f"{self.plan.label}: step {step} is saved; the same command resumes from there")
+        self.signals.release()
+
+    def _begin_stopping(self) -> None:
+        file = self.fitting.stop_file
+        if file is not None:
+            file.unlink(missing_ok=True)  # left from another training
+            say(f"{self.plan.label}: to stop early with the best step so far, create the file {file}")
+
+    def _asked_to_stop(self) -> bool:
+        file = self.fitting.stop_file
+        if file is None or not file.exists():
+            return False
+        file.unlink(missing_ok=True)
+        return True
+
+    def _diverged(self, what: str, step: int) -> TrainingError:
+        plan = self.plan
+        where = f"{self.task.note(max(0, step - 1))}, lr = {plan.config.lr:g}".lstrip(", ")
         return TrainingError(
             f"{what} at step {step} ({where}); lower {plan.section}.lr or {plan.section}.clip and train again with "
-            f"--rebuild (the last good checkpoint is step {kept})"
+            f"--rebuild (the last good checkpoint is step {self.record.checkpoint})"
         )
-
-    def validate(step: int) -> None:
-        task.model.eval()
-        with torch.no_grad():
-            found = task.validate(step)
-        if not math.isfinite(found.loss):
-            raise diverged(f"the validation loss is {found.loss}", step)
-        notes["history"].append({"step": step, **found.history, "loss": notes["loss"]})
-        better = found.loss < notes["best"]["loss"]
-        notes["best"] = {"step": step, "loss": found.loss} if better else notes["best"]
-        notes["worse"] = 0 if better else notes["worse"] + 1
-        notes["seconds"] = seconds + track.seconds
-        for name, value in found.history.items():
-            log(name.replace("_", "/", 1), value, step)
-        say(f"{plan.label}: step {step}/{plan.steps}, {found.words}"
-            + ("" if better else f", best was step {notes['best']['step']}"))  # fmt: skip
-        trainer.save(step)
-
-    start, saved = 0, 0.0
-    seconds = float(notes.get("seconds", 0.0))
-    if draft.resumed:
-        start = trainer.restore()
-        say(f"{plan.label}: going on from step {start}")
-    with Track(plan.label, plan.steps * tokens, "tokens", start * tokens) as track:
-        if not draft.resumed:
-            notes.update(history=[], best={"step": 0, "loss": math.inf}, worse=0, loss=None, seconds=0.0)
-            validate(0)
-        recent: list[float] = notes.get("recent", [])
-        for step in range(start, plan.steps):
-            if notes["worse"] >= plan.patience:
-                say(f"{plan.label}: stopped early, no better validation in {plan.patience}")
-                break
-            torch.manual_seed(seed * 1_000_003 + step)
-            model.train()
-            value = 0.0
-            for part in range(plan.accumulate):
-                with torch.autocast(device.type, torch.bfloat16, enabled=plan.precision == "bf16"):
-                    loss = task.loss(model, step, part)
-                value += loss.item() / plan.accumulate
-                if not math.isfinite(value):
-                    raise diverged(f"the loss is {value}", step + 1)
-                accelerator.backward(loss / plan.accumulate)
-            norm = accelerator.clip_grad_norm_(task.model.parameters(), plan.clip)
-            rate = plan.learning_rate(step)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            recent = [*recent[-19:], value]
-            notes["loss"] = sum(recent) / len(recent)
-            for name, number in (("loss", value), ("gradient_norm", float(norm)), ("learning_rate", rate)):
-                log(f"train/{name}", number, step + 1)
-            track.advance(tokens, note=f"loss {notes['loss']:.3f} {task.note(step)}".rstrip())
-            if (step + 1) % plan.validate_every == 0 or step + 1 == plan.steps:
-                recent = notes["recent"] = []
-                validate(step + 1)
-                saved = track.seconds
-            elif track.seconds - saved > CHECKPOINT_SECONDS:
-                notes.update(recent=recent, seconds=seconds + track.seconds)
-                trainer.save(step + 1)
-                saved = track.seconds
-    return trainer.best
 
 
 def decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -280,16 +242,3 @@ def decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[st
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def fit_facts(draft: Draft, plan: Plan, model: nn.Module) -> dict[str, Any]:
-    """What a finished training tells of itself."""
-    notes = draft.notes
-    return {
-        "best_step": notes["best"]["step"],
-        "best_valid_loss": notes["best"]["loss"],
-        "steps_planned": plan.steps,
-        "steps_done": notes["history"][-1]["step"],
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "seconds": notes["seconds"],
-    }

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 import shutil
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from gnnlm.artifact import Artifact, Draft
-from gnnlm.config import TrainConfig
+from gnnlm.artifact import Artifact
+from gnnlm.config import Phase, TrainConfig
 from gnnlm.gnn.model import GnnModel
+from gnnlm.graph.batch import Graph
 from gnnlm.lm.head import Head
 from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.predictor import Predictor, perplexity
 from gnnlm.predict.score import SearchedText
 from gnnlm.train.data import BlockOrder
-from gnnlm.train.fit import Log, Validation, decayed, fit, fit_facts, plan_of
+from gnnlm.train.fit import Fitting, decayed, fit
+from gnnlm.train.schedule import Plan
+from gnnlm.train.task import Report, Validation
 
 VALIDATION_BLOCK = 256
+SAMPLE_TOKENS = 1024  # of the training text that are scored at each validation,
+SAMPLE_SHARE = 0.1  # but no more than this share of the valid tokens
 
 
 def make_optimizer(model: GnnModel, config: TrainConfig) -> torch.optim.Optimizer:
@@ -28,6 +36,30 @@ def make_optimizer(model: GnnModel, config: TrainConfig) -> torch.optim.Optimize
     if config.optimizer == "adam":
         return torch.optim.Adam(trained, lr=config.lr, betas=config.betas)
     return torch.optim.AdamW(decayed(trained, config.weight_decay), lr=config.lr, betas=config.betas)
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """The k of every step, looked up in the phases: as long as a list of all of them, and as small as the phases.
+
+    >>> ks = Curriculum((Phase(k=32, steps=2), Phase(k=128, steps=1)))
+    >>> [ks[step] for step in range(len(ks))], ks[-1]
+    ([32, 32, 128], 128)
+    """
+
+    phases: tuple[Phase, ...]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(phase.steps for phase in self.phases))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, step: int) -> int:
+        if not -len(self) <= step < len(self):
+            raise IndexError(step)
+        return self.phases[bisect_right(self._ends, step % len(self))].k
 
 
 @dataclass
@@ -40,7 +72,7 @@ class GnnTask:
     train: SearchedText
     valid: SearchedText
     order: BlockOrder
-    ks: list[int]
+    ks: Curriculum
     accumulate: int
     valid_tokens: int
 
@@ -48,16 +80,19 @@ class GnnTask:
         self.device, self.head = device, self.head.on(device)
 
     def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
-        positions_BT = self.train.table.positions(self.order(step * self.accumulate + part))
-        neighbours = self.train.table.at(positions_BT, self.ks[step])
-        graph = self.graphs(self.train.context(positions_BT), neighbours).to(self.device)
-        targets = self.train.text.tokens(positions_BT).to(self.device)
+        graph, targets = self._batch(self.order(step * self.accumulate + part), self.ks[step])
         states_BTD, _ = model(graph)
         real = targets >= 0
         with torch.autocast(self.device.type, enabled=False):  # the softmax stays in full precision
             return -self.head.target_log_probs(states_BTD[real].float(), targets[real]).mean()
 
-    def validate(self, step: int) -> Validation:
+    def _batch(self, lines_BT: Tensor, k: int) -> tuple[Graph, Tensor]:
+        """The graph and the targets of lines of the training table."""
+        positions_BT = self.train.table.positions(lines_BT)
+        graph = self.graphs(self.train.context(positions_BT), self.train.table.at(positions_BT, k))
+        return graph.to(self.device), self.train.text.tokens(positions_BT).to(self.device)
+
+    def validate(self, step: int, report: Report) -> Validation:
         """Mean negative log-probability on the first valid positions, of the base model and of the GNN."""
         predictor = Predictor(self.head, self.graphs, self.model, self.ks[-1], {})
         positions = torch.arange(min(self.valid_tokens, len(self.valid.text)))
@@ -68,9 +103,31 @@ class GnnTask:
             for name, values in prediction[real].lm_target_log_probs(targets_N[real]).items():
                 sums[name] -= values.sum().item()
             count += int(real.sum())
+            report(int(positions_N[-1]) + 1, len(positions))
         base, gnn = sums["base"] / count, sums["gnn"] / count
         words = f"valid perplexity {perplexity(gnn):.3f} (base {perplexity(base):.3f})"
         return Validation(gnn, {"valid_base": base, "valid_gnn": gnn}, words)
+
+    def train_losses(self) -> dict[str, float]:
+        """The same two losses on blocks spread over the training text."""
+        sums, count = {"train_base": 0.0, "train_gnn": 0.0}, 0
+        for lines_1T in self._sample.split(1):
+            graph, targets = self._batch(lines_1T, self.ks[-1])
+            gnn_1TD, _ = self.model(graph)
+            real = targets >= 0
+            for name, states in (("train_base", graph.context_BTD), ("train_gnn", gnn_1TD)):
+                sums[name] -= self.head.target_log_probs(states[real].float(), targets[real]).sum().item()
+            count += int(real.sum())
+        return {name: total / max(1, count) for name, total in sums.items()}
+
+    @cached_property
+    def _sample(self) -> Tensor:
+        """Lines of the training table, [blocks, block]; few, so that they add little to a validation."""
+        lines, scored = len(self.train.table), min(self.valid_tokens, len(self.valid.text))
+        tokens = max(1, min(SAMPLE_TOKENS, int(SAMPLE_SHARE * scored), lines))
+        block = min(self.order.block, tokens)
+        starts = torch.linspace(0, lines - block, tokens // block).long()
+        return starts[:, None] + torch.arange(block)
 
     def note(self, step: int) -> str:
         return f"k {self.ks[step]}"
@@ -85,24 +142,38 @@ class GnnTask:
         pass
 
 
+@dataclass(frozen=True)
+class Texts:
+    """What is learned from, and what is validated on."""
+
+    train: SearchedText
+    valid: SearchedText
+
+
 def train_gnn(
-    draft: Draft,
-    model: GnnModel,
-    head: Head,
-    graphs: GraphBuilder,
-    train: SearchedText,
-    valid: SearchedText,
-    config: TrainConfig,
-    seed: int,
-    log: Log = lambda name, value, step: None,
+    fitting: Fitting, model: GnnModel, head: Head, graphs: GraphBuilder, texts: Texts, config: TrainConfig
 ) -> Artifact:
     """Train on the positions that were looked up, validate, keep the best."""
-    ks = [phase.k for phase in config.curriculum for _ in range(phase.steps)]
-    plan = plan_of(config, len(ks), "train", "train")
-    order = BlockOrder(len(train.table), config.block, config.batch_blocks, seed)
-    task = GnnTask(model, head, graphs, train, valid, order, ks, config.accumulate, config.valid_tokens)
-    tokens = config.block * config.batch_blocks * config.accumulate
-    best = fit(draft, task, make_optimizer(model, config), plan, tokens, seed, config.device == "cpu", log)
-    shutil.copyfile(best / "model.safetensors", draft.folder / "model.safetensors")
-    draft.write_text("history.json", json.dumps(draft.notes["history"], indent=1))
-    return draft.finish(fit_facts(draft, plan, model), files=("model.safetensors", "history.json"))
+    ks = Curriculum(config.curriculum)
+    plan = Plan(
+        config=config,
+        steps=len(ks),
+        schedule=config.schedule,
+        tokens=config.block * config.batch_blocks * config.accumulate,
+    )
+    task = GnnTask(
+        model=model,
+        head=head,
+        graphs=graphs,
+        train=texts.train,
+        valid=texts.valid,
+        order=BlockOrder(len(texts.train.table), config.block, config.batch_blocks, fitting.seed),
+        ks=ks,
+        accumulate=config.accumulate,
+        valid_tokens=config.valid_tokens,
+    )
+    fitted = fit(fitting, task, make_optimizer(model, config), plan)
+    draft = fitting.draft
+    shutil.copyfile(fitted.best / "model.safetensors", draft.folder / "model.safetensors")
+    draft.write_text("history.json", json.dumps(fitted.history, indent=1))
+    return draft.finish(fitted.facts, files=("model.safetensors", "history.json"))

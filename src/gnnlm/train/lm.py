@@ -1,7 +1,7 @@
 """Training a base model on its corpus, from scratch or from a pretrained one.
 
-The data is one long text in blocks, or in lanes for a model with memory, where the LM reads on from document to
-document; else every document by itself.
+Where the LM reads on from document to document, the data is one long text: in blocks, or in lanes for a model with
+memory. Otherwise every document is read by itself.
 """
 
 from __future__ import annotations
@@ -21,27 +21,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlm.artifact import Artifact, Draft
+from gnnlm.artifact import Artifact
 from gnnlm.config import FitConfig, LMConfig, LMTrainConfig
 from gnnlm.corpus.stream import Stream
 from gnnlm.corpus.vocabulary import ByteVocabulary, Vocabulary
 from gnnlm.lm.native import NativeLM, NativeModel
 from gnnlm.lm.transformer_xl import TransformerXL
 from gnnlm.predict.predictor import perplexity
-from gnnlm.train.data import IGNORED, Lanes, Pieces, TextBlocks, Tokens
-from gnnlm.train.fit import Log, Validation, decayed, fit, fit_facts, plan_of
+from gnnlm.train.data import IGNORED, Lanes, Pieces, Start, TextBlocks, Tokens
+from gnnlm.train.fit import Fitted, Fitting, decayed, fit
+from gnnlm.train.schedule import Plan
+from gnnlm.train.task import Report, Validation
 
 Batches = TextBlocks | Lanes | Pieces
 
 
+@dataclass(frozen=True)
+class ValidText:
+    """The held-out text: so many batches, and the tokens in them."""
+
+    batches: Batches
+    count: int
+    tokens: int
+
+
 class Losses(Protocol):
-    """Negative log-probabilities of the wanted tokens that count, [N], and what the next segment needs."""
+    """Negative log-probabilities of the wanted tokens that are scored, [N], and what the next segment needs."""
 
     def __call__(self, model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]: ...
 
 
 def native_losses(model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]:
-    """For models of ours."""
+    """For this program's own models."""
     out = model(read, past)
     real = wanted != IGNORED
     head: Any = getattr(model, "module", model).head
@@ -61,12 +72,11 @@ class LMTask:
 
     model: nn.Module
     batches: Batches
-    valid: Batches
+    valid: ValidText
     losses: Losses
     accumulate: int
-    valid_batches: int
     save_to: Callable[[Path], None]
-    bits: bool = False  # people speak of bits per byte, not of perplexity
+    bits: bool = False  # report bits per byte, not perplexity
     around: Callable[[int], AbstractContextManager[None]] = lambda number: nullcontext()  # entered for each batch
     past: Any = field(default=None, init=False)
 
@@ -83,19 +93,24 @@ class LMTask:
             self.past = None
         return losses.mean()
 
-    def validate(self, step: int) -> Validation:
+    def validate(self, step: int, report: Report) -> Validation:
         total, count, past = 0.0, 0, None
-        for number in range(self.valid_batches):
-            read, wanted = (tensor.to(self.device) for tensor in self.valid(number))
+        batches = self.valid.batches
+        for number in range(self.valid.count):
+            read, wanted = (tensor.to(self.device) for tensor in batches(number))
             losses, past = self.losses(self.model, read, wanted, past)
-            past = past if isinstance(self.valid, Lanes) else None
+            past = past if isinstance(batches, Lanes) else None
             total += losses.sum().item()
             count += len(losses)
+            report(count, self.valid.tokens)
         loss = total / count
         words = f"valid perplexity {perplexity(loss):.3f}"
         if self.bits:
             words = f"valid {loss / math.log(2):.4f} bits per byte"
         return Validation(loss, {"valid_base": loss}, words)
+
+    def train_losses(self) -> dict[str, float]:
+        return {}
 
     def note(self, step: int) -> str:
         return ""
@@ -111,27 +126,27 @@ class LMTask:
 
 
 def documents(stream: Stream, leave_out: set[int] | None = None) -> Tokens:
-    """Where each document's tokens begin and end, [documents, 2], but for those whose numbers are left out."""
+    """Where each document's tokens begin and end, [documents, 2], without the documents to leave out."""
     bounds: Tokens = np.stack([stream.starts[:-1], stream.starts[1:] - 1], axis=1)
     return np.delete(bounds, sorted(leave_out or ()), axis=0)
 
 
 def text_batches(text: Tokens, start: int, config: FitConfig, segment: int | None, seed: int) -> Batches:
-    """One long text to learn from: in lanes of segments for a model with memory, else in blocks."""
+    """One long text to train on: in lanes of segments for a model with memory, else in blocks."""
     if segment is not None:
         segment = min(segment, len(text))
         return Lanes(text, start, segment, max(1, min(config.batch_tokens, len(text)) // segment))
     return TextBlocks(text, start, config.block, max(1, config.batch_tokens // config.block), seed)
 
 
-def valid_batches(
-    stream: Stream, start: int, start_always: bool, continuous: bool, config: FitConfig, segment: int | None
-) -> tuple[Batches, int]:
-    """The first valid tokens, and in how many batches."""
+def valid_text(
+    stream: Stream, start: Start, config: FitConfig, continuous: bool = False, segment: int | None = None
+) -> ValidText:
+    """The first valid tokens; as one text where it is `continuous`, in segments for a model with memory."""
     if segment is not None:
         text = stream.text()[: config.valid_tokens]
-        lanes = Lanes(text, start, min(segment, len(text)), 1)
-        return lanes, len(lanes)
+        lanes = Lanes(text, start.token, min(segment, len(text)), 1)
+        return ValidText(lanes, len(lanes), len(lanes) * lanes.segment)
     if continuous:
         text = stream.text()
         bounds = np.array([[0, min(len(text), config.valid_tokens)]])
@@ -139,8 +154,8 @@ def valid_batches(
         text, bounds = stream.tokens, documents(stream)
         before = np.cumsum(bounds[:, 1] - bounds[:, 0]) - (bounds[:, 1] - bounds[:, 0])
         bounds = bounds[before < config.valid_tokens]
-    pieces = Pieces(text, bounds, start, start_always, config.block, config.batch_tokens, 0)
-    return pieces, pieces.batches_in(0)
+    pieces = Pieces(text, bounds, start, config.block, config.batch_tokens, seed=0)
+    return ValidText(pieces, pieces.batches_in(0), pieces.tokens)
 
 
 def native_optimizer(model: NativeModel, config: LMTrainConfig) -> torch.optim.Optimizer:
@@ -156,39 +171,46 @@ def adam(trained: list[nn.Parameter], config: FitConfig) -> torch.optim.Optimize
 
 
 def train_native(
-    draft: Draft,
-    model: NativeModel,
-    vocabulary: Vocabulary,
-    streams: dict[str, Stream],
-    config: LMConfig,
-    seed: int,
-    log: Log = lambda name, value, step: None,
+    fitting: Fitting, model: NativeModel, vocabulary: Vocabulary, streams: dict[str, Stream], lm: LMConfig
 ) -> Artifact:
-    """Train a model of ours on its corpus; the artifact is a directory that `load_lm` reads."""
-    fitting, start = config.train, vocabulary.start
-    segment = model.options.segment if isinstance(model, TransformerXL) and config.continuous else None
-    if config.continuous:
-        batches = text_batches(streams["train"].text(), start, fitting, segment, seed)
+    """Train a model of this program on its corpus; the artifact is a directory that `load_lm` reads."""
+    config, start, stream = lm.train, Start(vocabulary.start), streams["train"]
+    segment = model.options.segment if isinstance(model, TransformerXL) and lm.continuous else None
+    batches: Batches
+    if lm.continuous:
+        batches = text_batches(stream.text(), start.token, config, segment, fitting.seed)
     else:
-        stream = streams["train"]
-        batches = Pieces(stream.tokens, documents(stream), start, False, fitting.block, fitting.batch_tokens, seed)
-    valid, count = valid_batches(streams["valid"], start, False, config.continuous, fitting, segment)
+        bounds = documents(stream)
+        batches = Pieces(stream.tokens, bounds, start, config.block, config.batch_tokens, fitting.seed)
 
     def save(folder: Path) -> None:
         NativeLM(copy.deepcopy(model), vocabulary).save(folder)
 
-    bits = isinstance(vocabulary, ByteVocabulary)
-    task = LMTask(model, batches, valid, native_losses, fitting.accumulate, count, save, bits)
-    plan = plan_of(fitting, fitting.steps, "lm", "lm.train")
-    tokens = fitting.batch_tokens * fitting.accumulate
-    best = fit(draft, task, native_optimizer(model, fitting), plan, tokens, seed, config.device == "cpu", log)
-    return finish_lm(draft, best, {**fit_facts(draft, plan, model), "kind": "scratch"})
+    task = LMTask(
+        model=model,
+        batches=batches,
+        valid=valid_text(streams["valid"], start, config, lm.continuous, segment),
+        losses=native_losses,
+        accumulate=config.accumulate,
+        save_to=save,
+        bits=isinstance(vocabulary, ByteVocabulary),
+    )
+    plan = Plan(
+        config=config,
+        steps=config.steps,
+        schedule=config.schedule,
+        tokens=config.batch_tokens * config.accumulate,
+        label="lm",
+        section="lm.train",
+    )
+    return finish_lm(fitting, fit(fitting, task, native_optimizer(model, config), plan), {"kind": "scratch"})
 
 
-def finish_lm(draft: Draft, best: Path, facts: dict[str, Any], beside: tuple[str, ...] = ()) -> Artifact:
-    """The best step's files become the artifact, with others that are there already."""
-    names = [path.name for path in sorted(best.iterdir())]
+def finish_lm(fitting: Fitting, fitted: Fitted, facts: dict[str, Any], beside: tuple[str, ...] = ()) -> Artifact:
+    """Make the best step's files the artifact, together with other files of the draft."""
+    draft = fitting.draft
+    names = [path.name for path in sorted(fitted.best.iterdir())]
     for name in names:
-        shutil.copyfile(best / name, draft.folder / name)
-    draft.write_text("history.json", json.dumps(draft.notes["history"], indent=1))
-    return draft.finish(facts, files=(*names, "history.json", *beside))
+        shutil.copyfile(fitted.best / name, draft.folder / name)
+    draft.write_text("history.json", json.dumps(fitted.history, indent=1))
+    return draft.finish({**fitted.facts, **facts}, files=(*names, "history.json", *beside))

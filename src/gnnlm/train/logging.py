@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gnnlm.progress import warn
+from gnnlm.progress import say, warn
 
 
 @contextmanager
 def tensorboard(folder: Path) -> Iterator[Callable[[str, float, int], None]]:
-    """A function that logs (name, value, step)."""
+    """A function that logs (name, value, step) for TensorBoard; without TensorBoard it does nothing."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        warn("no TensorBoard log: it needs pip install 'gnnlm[tensorboard]'")
+        warn("training curves are not logged: that needs pip install 'gnnlm[tensorboard]'")
         yield lambda name, value, step: None
         return
+    say(f"training curves: tensorboard --logdir {folder}")
     writer = SummaryWriter(str(folder))
     try:
         yield lambda name, value, step: writer.add_scalar(name, value, step)

@@ -1,0 +1,133 @@
+"""What is kept of a training while it runs: its record, its last checkpoint and its best step."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gnnlm.artifact import Draft, writing
+from gnnlm.lm.tensors import load_tensors, save_tensors
+from gnnlm.train.task import Task
+
+Entry = dict[str, float | None]  # one validation: `step`, the mean training `loss` before it, and the losses found
+
+
+class Best(TypedDict):
+    """The validation with the lowest loss so far."""
+
+    step: int
+    loss: float
+
+
+@dataclass
+class Record:
+    """What a training knows besides its tensors; the draft's notes hold it between tries."""
+
+    history: list[Entry] = field(default_factory=list)
+    best: Best = field(default_factory=lambda: Best(step=0, loss=math.inf))
+    worse: int = 0  # validations since the best one
+    checkpoint: int = 0  # steps done when the last checkpoint was written
+    loss: float | None = None  # mean of `recent`
+    recent: list[float] = field(default_factory=list)  # losses of the last steps since a validation
+    seconds: float = 0.0  # in all, validation included
+    validation_seconds: float = 0.0
+    stopped: int | None = None  # steps done when the user stopped it for good
+
+    @classmethod
+    def of(cls, draft: Draft) -> Record:
+        """The record that a draft's last commit holds; a fresh one where there is none."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in draft.notes.items() if name in known})
+
+    def validated(self, step: int) -> bool:
+        return bool(self.history) and self.history[-1]["step"] == step
+
+    def add(self, step: int, loss: float, losses: dict[str, float]) -> bool:
+        """Enter a validation; whether it is the best so far."""
+        self.history.append({"step": step, **losses, "loss": self.loss})
+        self.recent = []
+        better = loss < self.best["loss"]
+        if better:
+            self.best = Best(step=step, loss=loss)
+        self.worse = 0 if better else self.worse + 1
+        return better
+
+    def step_done(self, loss: float) -> None:
+        self.recent = [*self.recent[-19:], loss]
+        self.loss = sum(self.recent) / len(self.recent)
+
+    @property
+    def a_validation(self) -> float:
+        """Seconds that a validation takes."""
+        return self.validation_seconds / max(1, len(self.history))
+
+
+@dataclass
+class Checkpoints:
+    """Writes and reads the checkpoints of a training, in its draft."""
+
+    draft: Draft
+    task: Task
+    optimizer: torch.optim.Optimizer
+    record: Record
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint beside the last one, then let it count."""
+        record = self.record
+        folder = _fresh(self.draft.folder / f"checkpoint-{step}")
+        with writing(folder):
+            save_tensors(self.task.model, folder / "model.safetensors")
+            save_file(self._optimizer_tensors(), folder / "optimizer.safetensors")
+            save_file(self.task.carried(), folder / "carried.safetensors")
+            if record.best["step"] == step:
+                self.task.save(_fresh(self.best))
+        record.checkpoint = step
+        self.draft.notes.update(asdict(record))
+        self.draft.commit()
+        for pattern, kept in (("checkpoint-*", folder), ("best-*", self.best)):
+            for old in self.draft.folder.glob(pattern):
+                if old != kept:
+                    shutil.rmtree(old)
+
+    def restore(self) -> int:
+        """Load the last checkpoint; the number of steps done."""
+        step = self.record.checkpoint
+        folder = self.draft.folder / f"checkpoint-{step}"
+        load_tensors(self.task.model, folder / "model.safetensors")
+        self.task.carry(load_file(folder / "carried.safetensors"))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in load_file(folder / "optimizer.safetensors").items():
+            number, key = name.split(".", 1)
+            state.setdefault(int(number), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        return step
+
+    @property
+    def best(self) -> Path:
+        return best_folder(self.draft, self.record)
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        state: dict[int, dict[str, Any]] = self.optimizer.state_dict()["state"]
+        return {
+            f"{number}.{key}": value.contiguous()
+            for number, entries in state.items()
+            for key, value in entries.items()
+            if value is not None
+        }
+
+
+def best_folder(draft: Draft, record: Record) -> Path:
+    return draft.folder / f"best-{record.best['step']}"
+
+
+def _fresh(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder

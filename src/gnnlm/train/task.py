@@ -1,0 +1,59 @@
+"""What the training loop asks of the thing it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+Log = Callable[[str, float, int], None]  # name, value, step
+Report = Callable[[int, int], None]  # tokens done, of how many
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The loss to minimize, the losses that enter the history with it, and a summary for people."""
+
+    loss: float
+    history: dict[str, float]
+    words: str
+
+
+class Task(Protocol):
+    """A model, its data and its loss."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def start(self, device: torch.device) -> None:
+        """Move everything but the model to the device."""
+
+    def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
+        """The mean loss of a part of a step's batch, through `model`."""
+        ...
+
+    def validate(self, step: int, report: Report) -> Validation:
+        """The losses on held-out text; calls `report` as it goes."""
+        ...
+
+    def train_losses(self) -> dict[str, float]:
+        """Losses on a small fixed sample of the training text, for the history; may be empty."""
+        ...
+
+    def note(self, step: int) -> str:
+        """A word about the step, for the progress line."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write what is kept of the best step, in a folder of its own."""
+
+    def carried(self) -> dict[str, Tensor]:
+        """Tensors other than the weights that the next step depends on."""
+        ...
+
+    def carry(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `carried` returned."""
