@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gnnlm.artifact as module
+import gnnlm.artifact.reading as module
 from gnnlm.artifact import Artifact, Draft, differences, require_space, state_of
 from gnnlm.errors import ArtifactError
 

@@ -51,7 +51,7 @@ class Book:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        run.artifact("tune")  # refuses an unfinished or foreign run before anything is loaded
+        run.open_all()  # refuses an unfinished or foreign run before anything is loaded
 
     def score(self, text: str, exclude: Iterable[str] = ()) -> Scores:
         """Log-probability of every token of the text, by predictor.

@@ -55,7 +55,7 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
         table.add_column(column, justify="right" if column == "size" else "left")
     rows = {}
     for name, stage in made.stages.items():
-        state, size, why = made.state(stage), size_of(made.path(name)), made.why_stale(stage)
+        state, size, why = made.state(stage), size_of(made.path(name)), made.why(stage)
         rows[name] = {"state": state, "bytes": size, "why": why}
         table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
     out.print(table)

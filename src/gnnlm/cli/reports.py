@@ -32,7 +32,7 @@ def show_examples(made: Run, count: int) -> None:
 
 
 def read_report(made: Run) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads((made.artifact("eval").path / "report.json").read_text(encoding="utf-8"))
+    report: dict[str, Any] = json.loads(made.artifact("eval").text("report.json"))
     return report
 
 

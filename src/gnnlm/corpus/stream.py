@@ -10,7 +10,6 @@ import json
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ class SplitWriter:
     def __init__(self, draft: Draft, split: str, vocab_size: int) -> None:
         self._draft, self._split, self._dtype = draft, split, token_dtype(vocab_size)
         self._tokens, self._offsets, self._starts = array("i"), array("i"), array("q", [0])
-        file = draft.folder / f"{split}.documents.jsonl"
+        file = draft.file(f"{split}.documents.jsonl")
         self._file = file.open("w", encoding="utf-8", errors=SURROGATES, newline="\n")
         self.documents = self.bytes = self.words = 0
 
@@ -108,7 +107,7 @@ class Stream:
         self.tokens: npt.NDArray[Any] = corpus.array(f"{split}.tokens.npy")
         self.starts: npt.NDArray[np.int64] = np.asarray(corpus.array(f"{split}.starts.npy"))
         self._offsets = corpus.array(f"{split}.offsets.npy")
-        self._file: Path = corpus.path / f"{split}.documents.jsonl"
+        self._corpus = corpus
         self._documents: list[dict[str, str]] | None = None
 
     def __len__(self) -> int:
@@ -123,7 +122,8 @@ class Stream:
     def documents(self) -> list[dict[str, str]]:
         """Name and text of each document, read when first asked for."""
         if self._documents is None:
-            with self._file.open(encoding="utf-8", errors=SURROGATES, newline="\n") as file:
+            path = self._corpus.file(f"{self.split}.documents.jsonl")
+            with path.open(encoding="utf-8", errors=SURROGATES, newline="\n") as file:
                 self._documents = [json.loads(line) for line in file]
         return self._documents
 

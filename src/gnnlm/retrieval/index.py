@@ -6,7 +6,6 @@ position past a document's last) are not indexed: there is nothing to copy from 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import faiss
@@ -69,11 +68,6 @@ class Index:
         return ids, np.where(missing, -np.inf, scores).astype(np.float32)
 
 
-def clusters_of(config: IndexConfig, rows: int) -> int:
-    """Clusters of an inverted index over so many rows."""
-    return min(config.clusters or int(4 * math.sqrt(rows)), rows)
-
-
 def training_rows(clusters: int, rows: int) -> int:
     """How many of its rows an index of so many clusters is trained on."""
     return min(rows, max(TRAIN_ROWS, ROWS_PER_CLUSTER * clusters))
@@ -83,7 +77,7 @@ def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
     """An untrained index of the configured kind, for about so many rows."""
     if config.kind == "exact":
         return faiss.IndexFlatIP(width) if config.metric == "cosine" else faiss.IndexFlatL2(width)
-    clusters = clusters_of(config, rows)
+    clusters = config.clusters_of(rows)
     cells = f"IVF{clusters}" + ("_HNSW32" if clusters > MANY_CLUSTERS else "")
     factory = f"{cells},Flat" if config.kind == "ivf" else config.kind
     if config.kind == "ivfpq":
@@ -133,14 +127,14 @@ def build_index(draft: Draft, store: Artifact, stream: Stream, config: IndexConf
             rows = positions[start : start + BATCH]
             index.add(as_keys(keys[rows], config.metric))
             track.advance(len(rows))
-    with writing(draft.folder / "index.faiss"):
+    with writing(draft.file("index.faiss")):
         faiss.write_index(index, str(draft.folder / "index.faiss"))
     draft.save("positions.npy", positions)
     return draft.finish({"rows": len(positions), "metric": config.metric, "kind": config.kind})
 
 
 def open_index(artifact: Artifact, probes: int) -> Index:
-    index = faiss.read_index(str(artifact.path / "index.faiss"))
+    index = faiss.read_index(str(artifact.file("index.faiss")))
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
         ivf.nprobe = min(probes, ivf.nlist)

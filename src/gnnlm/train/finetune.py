@@ -147,7 +147,7 @@ def finetune_hf(
     steps = max(1, math.ceil(fitting.epochs * batches.batches_in(0) / fitting.accumulate))
     task = LMTask(model, batches, valid, hf_losses, fitting.accumulate, count, save)
     if first:
-        readings = FirstReadings(draft.folder, len(stream), model, batches, fitting.settle)
+        readings = FirstReadings(draft.file(UNREAD_STATES).parent, len(stream), model, batches, fitting.settle)
         task.around = readings.reading
     plan = plan_of(fitting, steps, "finetune", "lm.finetune")
     tokens = round(fitting.epochs * batches.tokens / steps)

@@ -131,7 +131,7 @@ class Trainer:
 
     def save(self, step: int) -> None:
         """Write a checkpoint beside the last one, then let it count."""
-        folder = self.draft.folder / f"checkpoint-{step}"
+        folder = self.draft.file(f"checkpoint-{step}")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         with writing(folder):
@@ -139,7 +139,7 @@ class Trainer:
             save_file(self._optimizer_tensors(), folder / "optimizer.safetensors")
             save_file(self.task.carried(), folder / "carried.safetensors")
             if self.notes["best"]["step"] == step:
-                best = self.draft.folder / f"best-{step}"
+                best = self.draft.file(f"best-{step}")
                 shutil.rmtree(best, ignore_errors=True)
                 best.mkdir()
                 self.task.save(best)

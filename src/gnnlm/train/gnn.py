@@ -99,6 +99,6 @@ def train_gnn(
     task = GnnTask(model, head, train, valid, order, ks, config.accumulate, config.valid_tokens)
     tokens = config.block * config.batch_blocks * config.accumulate
     best = fit(draft, task, make_optimizer(model, config), plan, tokens, seed, config.device == "cpu", log)
-    shutil.copyfile(best / "model.safetensors", draft.folder / "model.safetensors")
+    shutil.copyfile(best / "model.safetensors", draft.file("model.safetensors"))
     draft.write_text("history.json", json.dumps(draft.notes["history"], indent=1))
     return draft.finish(fit_facts(draft, plan, model), files=("model.safetensors", "history.json"))

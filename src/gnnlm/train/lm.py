@@ -189,6 +189,6 @@ def finish_lm(draft: Draft, best: Path, facts: dict[str, Any], beside: tuple[str
     """The best step's files become the artifact, with others that are there already."""
     names = [path.name for path in sorted(best.iterdir())]
     for name in names:
-        shutil.copyfile(best / name, draft.folder / name)
+        shutil.copyfile(best / name, draft.file(name))
     draft.write_text("history.json", json.dumps(draft.notes["history"], indent=1))
     return draft.finish(facts, files=(*names, "history.json", *beside))
