@@ -124,7 +124,9 @@ class Draft:
             writer.close()
         self._claim_all()
         if files is None:
-            files = sorted(name for name in self._names if name not in (NAMES, JOURNAL, MANIFEST))
+            ours = (NAMES, JOURNAL, MANIFEST)
+            names = (path.name for path in self.folder.iterdir() if path.suffix != ".new")
+            files = sorted(name for name in names if name not in ours)
         mode = stat.S_IMODE((self.folder / NAMES).stat().st_mode)
         for name in files:  # safetensors makes files that only their owner may read
             (self.folder / name).chmod(mode)

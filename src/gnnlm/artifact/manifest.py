@@ -61,8 +61,7 @@ def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
         manifest = json.loads(text)
     except (ValueError, RecursionError):
         manifest = None
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if isinstance(found, int) and found != FORMAT:
+    if (found := other_format(manifest)) is not None:
         age = "an older" if found < FORMAT else "a newer"
         raise ArtifactError(
             f"{path} was made by {age} version of gnnlm (format {found}, this version reads {FORMAT}); make it again: "
@@ -74,6 +73,12 @@ def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
         )  # fmt: skip
         raise ArtifactError(f"{path / MANIFEST} is damaged: it is not as it was written; {advice}")
     return manifest
+
+
+def other_format(manifest: object) -> int | None:
+    """The format of a manifest that another version has written."""
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    return found if isinstance(found, int) and found != FORMAT else None
 
 
 def listed_files(manifest: object) -> set[str] | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gnnlm.artifact.files import sync_directory, write_json, writing
-from gnnlm.artifact.manifest import FORMAT, MANIFEST, listed_files, plain, read_manifest
+from gnnlm.artifact.manifest import MANIFEST, listed_files, other_format, plain, read_manifest
 from gnnlm.errors import ArtifactError
 
 JOURNAL = "journal.json"
@@ -122,9 +122,7 @@ def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
     """Whether the artifact at `path` is there, whole and made from `inputs` (files are measured, not hashed)."""
     if (path / MANIFEST).is_file():
         if damage(path):
-            manifest = _read_json(path / MANIFEST)
-            other = listed_files(manifest) is not None and manifest["format"] != FORMAT
-            return "stale" if other else "damaged"
+            return "stale" if other_format(_read_json(path / MANIFEST)) is not None else "damaged"
         return "done" if read_manifest(path)["inputs"] == plain(dict(inputs)) else "stale"
     return "half-done" if draft_path(path).is_dir() else "missing"
 
