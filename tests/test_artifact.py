@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import gnnlm.artifact as module
-from gnnlm.artifact import Artifact, Draft, differences, require_space, state_of
+import gnnlm.artifact.reading as module
+from gnnlm.artifact import Artifact, Draft, differences, require_space, state_of, write_json, writing
+from gnnlm.artifact.place import link_artifact, settle
 from gnnlm.errors import ArtifactError
 
 
@@ -105,3 +111,303 @@ def test_no_room(tmp_path: Path) -> None:
 def test_differences_name_both_sides() -> None:
     assert differences({"a": 1}, {"a": 1, "b": None}) == ""
     assert differences({"a": 1, "b": 2}, {"a": 3}) == "a was 1, is now 3; b was 2, is now not set"
+    was = {"text": {f"{n}.txt": "1" for n in range(9)}}
+    now = {"text": {f"{n}.txt": "2" if n < 5 else "1" for n in range(1, 10)}}
+    assert differences(was, now) == "text: changed 1.txt, 2.txt, 3.txt and 1 more, added 9.txt, removed 0.txt"
+
+
+# -- what is not ours ------------------------------------------------------------------------------------------------
+
+
+def interrupted(path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build(path, stop_after=3)
+
+
+def a_folder_of_theirs(path: Path) -> Path:
+    path.mkdir()
+    return path / "thesis.tex"
+
+
+def a_file_beside_ours(path: Path) -> Path:
+    build(path)
+    return path / "thesis.tex"
+
+
+def a_folder_beside_ours(path: Path) -> Path:
+    build(path)
+    (path / "figures").mkdir()
+    return path / "figures" / "one.png"
+
+
+def a_folder_named_as_a_file_of_ours(path: Path) -> Path:
+    build(path)
+    (path / "rows.npy").unlink()
+    (path / "rows.npy").mkdir()
+    return path / "rows.npy" / "mine"
+
+
+def a_manifest_of_theirs(path: Path) -> Path:
+    path.mkdir()
+    return path / "manifest.json"
+
+
+def a_draft_of_theirs(path: Path) -> Path:
+    path.with_name(".x.partial").mkdir()
+    return path.with_name(".x.partial") / "notes.txt"
+
+
+def a_file_in_our_draft(path: Path) -> Path:
+    interrupted(path)
+    return path.with_name(".x.partial") / "notes.txt"
+
+
+def an_old_one_of_theirs(path: Path) -> Path:
+    path.with_name(".x.old").mkdir()
+    return path.with_name(".x.old") / "thesis.tex"
+
+
+def a_file_in_the_place(path: Path) -> Path:
+    return path
+
+
+PLACES: list[Callable[[Path], Path]] = [
+    a_folder_of_theirs,
+    a_file_beside_ours,
+    a_folder_beside_ours,
+    a_folder_named_as_a_file_of_ours,
+    a_manifest_of_theirs,
+    a_draft_of_theirs,
+    a_file_in_our_draft,
+    an_old_one_of_theirs,
+    a_file_in_the_place,
+]
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_what_is_not_ours_is_refused_before_the_work(
+    tmp_path: Path, place: Callable[[Path], Path], rebuild: bool
+) -> None:
+    theirs = place(tmp_path / "x")
+    theirs.write_text('{"name": "theirs"}')
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ArtifactError, match=r"move .* elsewhere.*or choose another run directory") as error:
+        Draft(tmp_path / "x", "encode", {"a": 2}, rebuild=rebuild)
+    there = theirs.relative_to(tmp_path).parts
+    assert str(tmp_path / there[0]) in str(error.value)  # the folder
+    assert "".join(there[1:2]) in str(error.value)  # and what is in it
+    assert theirs.read_text() == '{"name": "theirs"}'
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_link_in_the_place_is_refused(tmp_path: Path) -> None:
+    build(tmp_path / "elsewhere")
+    (tmp_path / "x").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ArtifactError, match="is a link"):
+        build(tmp_path / "x", rebuild=True)
+    assert Artifact.open(tmp_path / "elsewhere").facts == {"n": 10}
+
+
+def test_what_comes_while_a_build_runs_is_not_lost(tmp_path: Path) -> None:
+    build(tmp_path / "x")
+    with Draft(tmp_path / "x", "s", {}, rebuild=True) as draft:
+        (tmp_path / "x" / "thesis.tex").write_text("mine")
+        with pytest.raises(ArtifactError, match=r"holds thesis\.tex"):
+            draft.finish({})
+    assert (tmp_path / "x" / "thesis.tex").read_text() == "mine"
+    assert Artifact.open(tmp_path / "x").facts == {"n": 10}
+    (tmp_path / "x" / "thesis.tex").rename(tmp_path / "thesis.tex")
+    settle(tmp_path / "x")  # what was made is not lost either
+    assert Artifact.open(tmp_path / "x").facts == {}
+
+
+# -- killed at any moment --------------------------------------------------------------------------------------------
+
+TOUCHING = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.link", "shutil.rmtree")
+
+
+def make_with_checkpoints(path: Path, value: int) -> None:
+    """A build with shards, files of libraries, and folders that do not stay."""
+    settle(path)
+    if state_of(path, {"value": value}) == "done":
+        return
+    with Draft(path, "encode", {"value": value}, rebuild=True) as draft:
+        rows = draft.writer("rows.npy", (4, 2), np.float32)
+        for number in range(rows.rows // 2, 2):
+            folder = draft.file(f"checkpoint-{number}")
+            folder.mkdir(exist_ok=True)
+            (folder / "weights").write_bytes(b"w")
+            rows.append(np.full((2, 2), value))
+            draft.commit()
+        write_json(draft.file("table.json"), [value])
+        draft.file("head").write_bytes(bytes([value]) * 9)
+        draft.finish({"value": value}, files=("rows.npy", "table.json", "head"))
+
+
+def killed_at(number: int, work: Callable[[], None], below: Path) -> bool:
+    """Do the work in a process that ends, without a word, before its n-th touch of a file; whether it came so far."""
+    pid = os.fork()
+    if pid == 0:
+        left = [number]
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            if event in TOUCHING and str(below) in str(arguments[0]):
+                left[0] -= 1
+                if left[0] == 0:
+                    os._exit(9)
+
+        sys.addaudithook(hook)
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 9), code
+    return code == 9
+
+
+def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda number: None)  # slow, and for power failures only
+    path, number, seen = tmp_path / "x", 0, set()
+    while True:
+        number += 1
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+        make_with_checkpoints(path, 1)
+        if not killed_at(number, lambda: make_with_checkpoints(path, 2), tmp_path):
+            break
+        seen.add(Artifact.open(path).facts["value"] if path.exists() else None)
+        make_with_checkpoints(path, 2)
+        assert Artifact.open(path).facts == {"value": 2}
+        assert Artifact.open(path).array("rows.npy").tolist() == [[2, 2]] * 4
+        assert {p.name for p in path.iterdir()} == {"manifest.json", "rows.npy", "table.json", "head"}
+        make_with_checkpoints(path, 3)  # what a kill has left beside it goes with the next build
+        assert [p.name for p in tmp_path.iterdir()] == ["x"]
+    assert number > 40
+    assert seen == {1, 2, None}
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+def edit_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    file = path / "manifest.json"
+    manifest = json.loads(file.read_text())
+    changed = change(manifest)
+    file.write_text(json.dumps(manifest if changed is None else changed))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m["facts"].update(n=11),
+        lambda m: m["inputs"].update(a=3),
+        lambda m: m["files"]["rows.npy"].update(bytes="80"),
+        lambda m: m.pop("facts") and None,
+        lambda m: m.pop("files") and None,
+        lambda m: m.pop("checksum") and None,
+        lambda m: m.update(files=["rows.npy"]),
+        lambda m: m.update(facts=[1]),
+        lambda m: m.update(format="2"),
+        lambda m: [m],
+        lambda m: "manifest",
+    ],
+)
+def test_a_manifest_that_was_edited_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    build(tmp_path / "x")
+    edit_manifest(tmp_path / "x", change)
+    with pytest.raises(ArtifactError, match=r"manifest\.json is damaged.*(make it again: gnnlm run|delete .* and run)"):
+        Artifact.open(tmp_path / "x")
+    assert state_of(tmp_path / "x", {"a": 1}) == "damaged"
+
+
+def test_a_damaged_manifest_is_rebuilt_where_it_still_says_whose_the_files_are(tmp_path: Path) -> None:
+    build(tmp_path / "x")
+    edit_manifest(tmp_path / "x", lambda m: m["facts"].update(n=11))
+    build(tmp_path / "x", rebuild=True)
+    assert Artifact.open(tmp_path / "x").facts == {"n": 10}
+
+
+def test_another_format_is_refused_by_name_and_rebuilt(tmp_path: Path) -> None:
+    build(tmp_path / "x")
+    edit_manifest(tmp_path / "x", lambda m: m.pop("checksum") and m.update(format=1))
+    with pytest.raises(ArtifactError, match=r"older version of gnnlm \(format 1.*gnnlm run .* --rebuild"):
+        Artifact.open(tmp_path / "x")
+    assert state_of(tmp_path / "x", {"a": 1}) == "stale"
+    build(tmp_path / "x", rebuild=True)
+    assert Artifact.open(tmp_path / "x").facts == {"n": 10}
+
+
+@pytest.mark.parametrize("journal", ["[1, 2]", "{}", '{"inputs": [], "step": 1, "bytes": {}, "notes": {}}', "{", "7"])
+def test_a_damaged_journal_is_a_fresh_start(tmp_path: Path, journal: str) -> None:
+    interrupted(tmp_path / "x")
+    (tmp_path / ".x.partial" / "journal.json").write_text(journal)
+    build(tmp_path / "x")
+    assert Artifact.open(tmp_path / "x").array("rows.npy")[9].tolist() == [4, 4]
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def make_of(path: Path, value: int) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    with Draft(path, "encode", {"value": value}, rebuild=True) as draft:
+        draft.save("rows.npy", np.full((3, 2), value))
+        draft.save("none.npy", np.empty((0, 4), dtype=np.int32))
+        draft.save("turned.npy", np.asfortranarray(np.arange(6).reshape(2, 3) + value))
+        draft.write_text("words.txt", f"value {value}")
+        save_file({"w": torch.full((2,), value)}, draft.file("head.safetensors"))
+        draft.finish({"value": value})
+
+
+def test_a_reader_keeps_what_it_has_opened(tmp_path: Path) -> None:
+    make_of(tmp_path / "x", 1)
+    artifact = Artifact.open(tmp_path / "x")
+    artifact.check_in_place()
+    make_of(tmp_path / "x", 2)
+    assert Artifact.open(tmp_path / "x").array("rows.npy").max() == 2
+    assert artifact.facts == {"value": 1}
+    assert artifact.array("rows.npy").tolist() == [[1, 1]] * 3
+    assert artifact.array("none.npy").shape == (0, 4)
+    assert artifact.array("turned.npy").tolist() == [[1, 2, 3], [4, 5, 6]]
+    for _ in range(2):  # and again, wherever the last reading has left the file
+        assert artifact.text("words.txt") == "value 1"
+        assert artifact.bytes("words.txt") == artifact.file("words.txt").read_bytes() == b"value 1"
+        assert artifact.tensors("head.safetensors")["w"].tolist() == [1, 1]
+    with pytest.raises(ArtifactError, match="was replaced by another build while it was read; open the run again"):
+        artifact.check_in_place()
+    shutil.rmtree(tmp_path / "x")
+    with pytest.raises(ArtifactError, match="was replaced"):
+        artifact.check_in_place()
+
+
+def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        make_of(tmp_path / "x", 1)
+    finally:
+        os.umask(before)
+    assert {oct(p.stat().st_mode & 0o777) for p in (tmp_path / "x").iterdir()} == {"0o640"}
+
+
+def test_a_linked_artifact_has_the_named_files_alone(tmp_path: Path) -> None:
+    build(tmp_path / "x")
+    (tmp_path / "x" / "checkpoint-3").mkdir()
+    (tmp_path / "x" / "journal.json").write_text("{}")
+    link_artifact(tmp_path / "x", tmp_path / "y")
+    assert sorted(p.name for p in (tmp_path / "y").iterdir()) == ["manifest.json", "rows.npy"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "y"]
+    assert Artifact.open(tmp_path / "y").fingerprint == Artifact.open(tmp_path / "x").fingerprint
+    assert (tmp_path / "y" / "rows.npy").samefile(tmp_path / "x" / "rows.npy")
+
+
+def test_advice_fits_the_failure(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="check that you may write there"), writing(tmp_path / "x"):
+        raise PermissionError(13, "Permission denied")
+    with pytest.raises(ArtifactError, match="free some space"), writing(tmp_path / "x"):
+        raise OSError("24 requested and 8 written")  # as numpy says it

@@ -135,7 +135,7 @@ def test_edited_text_makes_the_corpus_stale(write_config: WriteConfig, tmp_path:
     config = write_config(corpus={"source": str(texts)})
     gnnlm("corpus", config)
     (texts / "doc00.txt").write_text("other words")
-    assert "text was" in error_line("corpus", config)
+    assert "text: changed doc" in error_line("corpus", config)
     assert "stale" in gnnlm("status", config).stdout
 
 
@@ -224,4 +224,4 @@ def test_a_run_that_was_moved_and_whose_text_is_gone_still_opens(write_config: W
     assert gnnlm("run", tmp_path / "moved").stderr.count("done already") == 9
     write_texts(tmp_path / "texts", seed=9)
     gnnlm_module.open(tmp_path / "moved")  # other text stands there now: what was made still reads
-    assert "text was" in error_line("run", tmp_path / "moved")
+    assert "text: changed doc" in error_line("run", tmp_path / "moved")

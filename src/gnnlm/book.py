@@ -311,7 +311,7 @@ def _each(neighbours: Neighbours) -> Iterator[Sequence[tuple[int, float]]]:
 def open_book(path: str | Path) -> Book:
     """Open a finished run directory."""
     run = Run(load_config(Path(path)), reading=True)
-    run.artifact("tune")  # refuses an unfinished or stale run before anything is loaded
+    run.open_all()  # refuses an unfinished or stale run before anything is loaded
     config, parts = run.config, run.parts
     reading = Reading(config.lm.window, config.lm.context, config.store.key, config.store.dtype)
     return Book(OpenBook(parts.lm, parts.store, parts.index, parts.predictor, reading), str(run.root))

@@ -5,23 +5,56 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from gnnlm import __version__
+
 console = Console(stderr=True, highlight=False)
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
+_log: TextIO | None = None  # of the run that is being built
+
+
 def say(message: str) -> None:
     console.print(message, markup=False, soft_wrap=True)
+    _record(message)
 
 
 def warn(message: str) -> None:
     say(f"warning: {message}")
+
+
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Append everything that is said to a file as well, each line with its time."""
+    global _log
+    before = _log
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as _log:
+        _record(f"gnnlm {__version__} begins to build")
+        try:
+            yield
+        except BaseException as error:
+            _record(f"stopped by {type(error).__name__}: {error}".removesuffix(": "))
+            raise
+        finally:
+            _log = before
+
+
+def _record(message: str) -> None:
+    if _log is None:
+        return
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    with suppress(OSError):  # a full disk stops the work where the work is written
+        _log.writelines(f"{now} {line}\n" for line in message.splitlines())
+        _log.flush()
 
 
 class _Rate(ProgressColumn):

@@ -89,7 +89,7 @@ def test_an_impossible_token_gives_null_not_nan(tiny_run: Run) -> None:
     scores = {name: np.log(np.array([0.5, 0.5, 0.5])) for name in PREDICTORS}
     scores["knn"] = np.array([-0.5, -math.inf, -0.5])
     test = ScoredTest(scores, np.array([0, 1, 1]), ["a", "b"], 2, 8, dict.fromkeys(PREDICTORS, 10.0))
-    whole = read_report(tiny_run.artifact("eval").path / "report.json")
+    whole = read_report(tiny_run.artifact("eval"))
     report = whole.model_copy(update={"rows": test.rows(50, 0), "documents": test.documents()})
     assert report.rows["knn"].ppl is None
     assert report.documents[1].ppl["knn"] is None
@@ -108,7 +108,7 @@ def test_interval_narrows_with_documents() -> None:
 
 
 def test_markdown_has_the_four_rows(tiny_run: Run) -> None:
-    text = markdown(read_report(tiny_run.artifact("eval").path / "report.json"))
+    text = markdown(read_report(tiny_run.artifact("eval")))
     for label in ("| base |", "| +kNN |", "| +GNN |", "| +GNN+kNN |"):
         assert label in text
     assert (tiny_run.artifact("eval").path / "rows.png").read_bytes().startswith(b"\x89PNG")

@@ -18,7 +18,7 @@ from gnnlm.errors import ConfigError
 from gnnlm.retrieval import exact as exact_module
 from gnnlm.retrieval import faiss_index as module
 from gnnlm.retrieval.exact import ExactIndex
-from gnnlm.retrieval.faiss_index import FaissIndex, check_index, clusters_of, training_rows, write_faiss_index
+from gnnlm.retrieval.faiss_index import FaissIndex, check_index, training_rows, write_faiss_index
 from gnnlm.retrieval.index import Allowed, Index, build_index, open_index
 from gnnlm.retrieval.search import LeakageRule, Queries
 from gnnlm.run import Run
@@ -239,9 +239,9 @@ def test_codes_need_rows_to_learn_from() -> None:
 
 
 def test_clusters_leave_rows_to_train_each() -> None:
-    assert clusters_of(IndexConfig(kind="ivf"), 1500) == 1500 // 39
-    assert clusters_of(IndexConfig(kind="ivf"), 1_000_000) == 4000
-    assert clusters_of(IndexConfig(kind="ivf"), 3) == 1
+    assert IndexConfig(kind="ivf").clusters_of(1500) == 1500 // 39
+    assert IndexConfig(kind="ivf").clusters_of(1_000_000) == 4000
+    assert IndexConfig(kind="ivf").clusters_of(3) == 1
     assert training_rows(2**20, 768_000_000) == 39 * 2**20
     assert training_rows(4096, 100_000_000) == 262_144
 

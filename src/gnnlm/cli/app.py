@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gnnlm import __version__
 from gnnlm.artifact import human_bytes
 from gnnlm.cli.lm import lm
 from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, open_config, out, size_of
@@ -29,6 +30,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(lm, name="lm")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gnnlm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
 add_stage_commands(app)
 
 
@@ -55,7 +72,7 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
         table.add_column(column, justify="right" if column == "size" else "left")
     rows = {}
     for name, stage in made.stages.items():
-        state, size, why = made.state(stage), size_of(made.path(name)), made.why_stale(stage)
+        state, size, why = made.state(stage), size_of(made.path(name)), made.why(stage)
         rows[name] = {"state": state, "bytes": size, "why": why}
         table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
     out.print(table)

@@ -40,7 +40,7 @@ def show_examples(made: Run, count: int) -> None:
 def open_report(made: Run) -> Report:
     from gnnlm.evaluate.report import read_report
 
-    return read_report(made.artifact("eval").path / "report.json")
+    return read_report(made.artifact("eval"))
 
 
 def print_json(made: Run) -> None:

@@ -10,7 +10,7 @@ from gnnlm.config.lm import SCRATCH, ArchitectureConfig, FinetuneConfig, FitConf
 from gnnlm.config.load import dump_config, load_config, parse_config
 from gnnlm.config.network import CacheConfig, GnnConfig, Phase, TrainConfig
 from gnnlm.config.retrieval import CodecConfig, IndexConfig, SearchConfig, StoreConfig
-from gnnlm.config.schema import Config, default_values, field_names, flat
+from gnnlm.config.schema import Config, field_names, flat
 from gnnlm.config.section import Section, Training
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "TrainConfig",
     "Training",
     "TuneConfig",
-    "default_values",
     "dump_config",
     "field_names",
     "flat",

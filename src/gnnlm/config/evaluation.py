@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from gnnlm.config.section import Section
 
+COSINE_TEMPERATURES = (0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.25)
+L2_TEMPERATURES = (0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the metric's unit
+
 
 class TuneConfig(Section):
     ks: tuple[int, ...] = Field(

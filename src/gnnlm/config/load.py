@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from gnnlm.config.paths import expand_run
 from gnnlm.config.schema import Config, field_names
 from gnnlm.errors import ConfigError
 
@@ -30,6 +31,7 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
         raise ConfigError(f"{file}: expected a mapping of fields, got {type(values).__name__}")
     if path.is_dir():
         values["run"] = str(path)  # a run that was moved is still itself
+    expand_run(values, Path(str(values.get("run"))))
     for override in overrides:
         _override(values, override)
     return parse_config(values, f"{file} with --set" if overrides else str(file))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from gnnlm.config.section import Section
+
+ROWS_PER_CLUSTER = 39  # fewer do not train a centroid well (FAISS warns below this)
 
 
 class StoreConfig(Section):
@@ -40,6 +43,10 @@ class IndexConfig(Section):
         None, gt=0, description="Clusters of `ivf` and `ivfpq`. Default: 4 x the root of the rows."
     )
     probes: int = Field(32, gt=0, description="Clusters looked into per query.")
+
+    def clusters_of(self, rows: int) -> int:
+        """Clusters of an inverted index over so many rows: enough rows are left to train each."""
+        return max(1, min(self.clusters or int(4 * math.sqrt(rows)), rows // ROWS_PER_CLUSTER))
 
 
 class SearchConfig(Section):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
@@ -59,12 +58,6 @@ class Config(Section):
                 f"lm.finetune.unread first-reading keeps states, so store.key must be state (got {self.store.key})"
             )
         return self
-
-
-@cache
-def default_values() -> dict[str, Any]:
-    """The default of every field that has one, by dotted name, as it is written to a run."""
-    return flat(Config(run="-").model_dump(mode="json"))
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,11 +15,13 @@ from gnnlm.corpus.hub import dataset_fingerprint, read_dataset
 from gnnlm.corpus.overlap import Overlap, Seen
 from gnnlm.corpus.sources import PYTHON_DOCS, Document, Documents, read_documents, source_fingerprint
 from gnnlm.corpus.stream import SPLITS, SplitWriter, Tokenize, TokenizedDocument
+from gnnlm.corpus.vocabulary import FILE as VOCABULARY
 from gnnlm.corpus.vocabulary import WORD, ByteVocabulary, Vocabulary, WordVocabulary, cut_words
 from gnnlm.errors import CorpusError
 from gnnlm.progress import Track, say, warn
 
 SPECIAL = 1  # tokens that one may count and another not, such as <S>
+LOCAL = "local files"
 MUCH = 0.1  # share of a split that may stand in earlier text before a warning
 
 
@@ -78,16 +80,31 @@ def _read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, 
     return {split: Documents.listed(documents) for split, documents in dealt.items()}
 
 
-def text_fingerprint(config: CorpusConfig, leave_out: Path) -> list[str]:
-    """Changes whenever the text that a config names does."""
+def text_fingerprint(config: CorpusConfig, leave_out: Path) -> dict[str, str]:
+    """A digest of each file, or of the whole under its name: changes whenever the text that a config names does."""
     if config.dataset is not None:
-        return [dataset_fingerprint(_dataset_name(config), config.dataset_config, _dataset_splits(config))]
+        return {"dataset": dataset_fingerprint(_dataset_name(config), config.dataset_config, _dataset_splits(config))}
     files = _split_files(config)
     if config.source is not None and config.is_benchmark:
-        return [benchmark_fingerprint(config.source, files)]
-    if files is not None:
-        return [source_fingerprint(str(path), leave_out) for path in files.values()]
-    return [source_fingerprint(_place_of(config.source or "", _folder_of(config)), leave_out)]
+        return {config.source: benchmark_fingerprint(config.source, files)}
+    if files is None:
+        return source_fingerprint(_place_of(config.source or "", _folder_of(config)), leave_out)
+    digests: dict[str, str] = {}
+    for split, path in files.items():
+        digests |= {f"{split}: {name}": digest for name, digest in source_fingerprint(str(path), leave_out).items()}
+    return digests
+
+
+def text_names(config: CorpusConfig) -> dict[str, str | None]:
+    """The config's fields that say where the text is; local files count by their content, not by their path."""
+    named: dict[str, str | None] = dict.fromkeys(("source", "dataset", "train", "valid", "test"))
+    if config.dataset is not None:
+        name = _dataset_name(config)
+        local = Path(name).expanduser().exists()
+        return {**named, **_dataset_splits(config), "dataset": LOCAL if local else name}
+    if config.is_benchmark or (config.source == PYTHON_DOCS and config.train is None):
+        return {**named, "source": config.source}
+    return {**named, "source": LOCAL}
 
 
 def _folder_of(config: CorpusConfig) -> Path | None:
@@ -166,7 +183,7 @@ def build_corpus(draft: Draft, config: CorpusConfig, seed: int, lm: Callable[[],
     else:
         vocabulary = make_vocabulary(config, splits)
         _check_vocabulary(config, vocabulary)
-        vocabulary.save(draft.folder)
+        vocabulary.save(draft.file(VOCABULARY).parent)
         tokenizer, vocab_size = vocabulary, len(vocabulary)
         facts["vocabulary"] = {"kind": vocabulary.kind, "size": len(vocabulary)}
     seen = None if config.overlap_rule == "skip" else Seen(config.overlap_ngram)

@@ -95,16 +95,16 @@ def read_documents(
     return documents
 
 
-def source_fingerprint(source: str, leave_out: Path | None = None) -> str:
-    """Changes whenever the source's text does."""
+def source_fingerprint(source: str, leave_out: Path | None = None) -> dict[str, str]:
+    """A digest of each of the source's files, by the name it is cited by: changes whenever the text does."""
     if source == PYTHON_DOCS:
-        return f"{platform.python_implementation()} {platform.python_version()}"
-    root = Path(source)
-    digest = hashlib.sha256()
+        return {PYTHON_DOCS: f"{platform.python_implementation()} {platform.python_version()}"}
+    root, digests = Path(source), {}
     for file in list_files(root, leave_out):
-        digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\0".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+        name = file.name if file == root else file.relative_to(root).as_posix()
+        shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        digests[shown] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return digests
 
 
 def list_files(root: Path, leave_out: Path | None = None) -> list[Path]:

@@ -69,7 +69,7 @@ class SplitWriter:
         self._draft, self._split, self._dtype = draft, split, token_dtype(vocab_size)
         self._tokens, self._offsets, self._starts = array("i"), array("i"), array("q", [0])
         self._lines, self._names = array("q", [0]), list[str]()
-        self._file = (draft.folder / f"{split}.documents.jsonl").open("wb")
+        self._file = draft.file(f"{split}.documents.jsonl").open("wb")
         self.documents = self.bytes = self.words = 0
 
     @property
@@ -142,13 +142,13 @@ class Stream:
         self.tokens: npt.NDArray[Any] = corpus.array(f"{split}.tokens.npy")
         self.starts: npt.NDArray[np.int64] = np.asarray(corpus.array(f"{split}.starts.npy"))
         self._offsets = corpus.array(f"{split}.offsets.npy")
-        self._names_file = corpus.path / f"{split}.names.json"
-        self.documents = Documents(corpus.path / f"{split}.documents.jsonl", corpus.array(f"{split}.lines.npy"))
+        self._corpus = corpus
+        self.documents = Documents(corpus.file(f"{split}.documents.jsonl"), corpus.array(f"{split}.lines.npy"))
 
     @cached_property
     def names(self) -> list[str]:
         """The name of each document, read without the texts."""
-        names: list[str] = json.loads(self._names_file.read_text(encoding="utf-8"))
+        names: list[str] = json.loads(self._corpus.text(f"{self.split}.names.json"))
         return names
 
     def __len__(self) -> int:

@@ -29,7 +29,7 @@ def build_codec(draft: Draft, store: Artifact, config: CodecConfig, seed: int) -
     if config.kind == "fp16":
         return draft.finish({"kind": "fp16", "bytes": width * states.itemsize, "compression": 4 / states.itemsize})
     require_space(draft.folder, rows * config.bytes - draft.bytes_there, "the codes")
-    file = draft.folder / "quantizer.safetensors"
+    file = draft.file("quantizer.safetensors")
     if not draft.resumed:
         sample = np.random.default_rng(seed).permutation(rows)[: config.train_rows]
         say(f"codec: learning {config.bytes} bytes a vector from {len(sample):,} of {rows:,} states")
@@ -55,7 +55,7 @@ def open_codec(artifact: Artifact, device: str = "cpu") -> CodedTable | None:
     """The coded states, decoded on the device; None where the store itself is read."""
     if artifact.facts["kind"] == "fp16":
         return None
-    quantizer = Quantizer.from_tensors(load_file(artifact.path / "quantizer.safetensors"))
+    quantizer = Quantizer.from_tensors(artifact.tensors("quantizer.safetensors"))
     return CodedTable(mapped(artifact.array("codes.npy")), quantizer.to(device))
 
 

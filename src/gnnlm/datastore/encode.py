@@ -134,7 +134,7 @@ def build_store(
     require_space(draft.folder, needed - draft.bytes_there, "the store")
     for stream in streams.values():
         encode_split(draft, stream, lm, lm_config, store, keys)
-    with writing(draft.folder / "head.safetensors"):
+    with writing(draft.file("head.safetensors")):
         lm.head.save(draft.folder / "head.safetensors")
     return draft.finish(
         {

@@ -81,12 +81,12 @@ def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int
     )
     for name, values in scores.items():
         draft.save(f"{name}.log_probs.npy", values.astype(np.float32))
-    write_json(draft.folder / "report.json", report.as_json())
+    write_json(draft.file("report.json"), report.as_json())
     draft.write_text("report.md", markdown(report))
-    plot_rows(report, draft.folder / "rows.png")
+    plot_rows(report, draft.file("rows.png"))
     if given.training is not None:
-        history = json.loads((given.training.path / "history.json").read_text(encoding="utf-8"))
-        plot_training(history, given.training.facts["best_step"], draft.folder / "training.png")
+        history = json.loads(given.training.text("history.json"))
+        plot_training(history, given.training.facts["best_step"], draft.file("training.png"))
     return draft.finish({"predictors": list(names)})
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from gnnlm.artifact import Artifact
 from gnnlm.errors import ArtifactError
 from gnnlm.predict.predictor import PREDICTORS, perplexity
 
@@ -177,11 +177,12 @@ def bootstrap_interval(scores: Floats, document: Ints, samples: int, seed: int) 
     return perplexity(low), perplexity(high)
 
 
-def read_report(path: Path) -> Report:
+def read_report(artifact: Artifact) -> Report:
     """The report of a finished run."""
     try:
-        return Report.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Report.model_validate(json.loads(artifact.text("report.json")))
     except (ValueError, ValidationError) as error:
+        run = artifact.path.parent
         raise ArtifactError(
-            f"{path} is not a report of this version; make it again: gnnlm run {path.parent.parent} --rebuild"
+            f"{artifact.path} holds no report of this version; make it again: gnnlm run {run} --rebuild"
         ) from error

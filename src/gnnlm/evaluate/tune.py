@@ -14,14 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gnnlm.config.evaluation import COSINE_TEMPERATURES, L2_TEMPERATURES
 from gnnlm.datastore.store import Store
 from gnnlm.gnn.options import similarity_unit
 from gnnlm.predict.knn import Mix, bucket_of
 from gnnlm.predict.score import SearchedText
 from gnnlm.progress import Track
 
-COSINE_TEMPERATURES = (0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.25)
-L2_TEMPERATURES = (0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the metric's unit
 BUCKET_POSITIONS = 200  # a weight is not chosen from fewer
 UNTUNED = Mix(k=1, temperature=1.0, weight=0.0)  # no kNN
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from gnnlm.config import ArchitectureConfig
 from gnnlm.errors import ConfigError
+from gnnlm.lm.adaptive import AdaptiveOptions
 from gnnlm.lm.native import NativeModel, make_model, options_of
+from gnnlm.lm.transformer_xl import TransformerXLOptions
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "wikitext103": ("adaptive", {}),  # the defaults of AdaptiveOptions are this model
@@ -30,6 +32,13 @@ ONLY_ADAPTIVE = ("activation_dropout", "softmax_dropout")
 
 def build_model(config: ArchitectureConfig, vocab_size: int) -> NativeModel:
     """A fresh model of the configured architecture."""
+    return make_model(resolve_architecture(config, vocab_size)[1])
+
+
+def resolve_architecture(
+    config: ArchitectureConfig, vocab_size: int
+) -> tuple[str, AdaptiveOptions | TransformerXLOptions]:
+    """The kind of the configured model and its options, each field that is left open taken from the preset."""
     kind, preset = PRESETS[config.preset]
     chosen = config.model_dump(exclude={"preset"}, exclude_none=True)
     wrong = [name for name in (ONLY_ADAPTIVE if kind == "transformer-xl" else ONLY_XL) if name in chosen]
@@ -49,4 +58,4 @@ def build_model(config: ArchitectureConfig, vocab_size: int) -> NativeModel:
         )
     if len(options.bands) > 1 and options.factor == 1 and kind == "transformer-xl":
         raise ConfigError("lm.architecture.cutoffs need a factor above 1 in a transformer-xl")
-    return make_model(options)
+    return kind, options

@@ -18,7 +18,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,8 +164,7 @@ def open_cache(artifact: Artifact, model: GnnModel, store: Store, device: str) -
     form = artifact.facts["form"]
     if form == "none":
         return None
-    quantizers = artifact.path / "quantizers.safetensors"
-    tensors = load_file(quantizers) if quantizers.is_file() else {}
+    tensors = artifact.tensors("quantizers.safetensors") if "quantizers.safetensors" in artifact else {}
     tables: list[Tensor | CodedTable] = []
     for number in range(len(table_shapes(model.options, form == "projected", 1))):
         array = artifact.array(f"layer{number}.npy")
@@ -258,7 +256,7 @@ def _quantizers(
     draft: Draft, model: GnnModel, graphs: GraphBuilder, config: CacheConfig, seed: int, device: str
 ) -> list[Quantizer]:
     """One quantizer per table, learned from rows drawn from the whole store."""
-    file: Path = draft.folder / "quantizers.safetensors"
+    file = draft.file("quantizers.safetensors")
     count = len(table_shapes(model.options, False, 1))
     if not draft.resumed:
         rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(graphs.store))[:TRAIN_ROWS]))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnnlm.artifact import Draft, writing
 from gnnlm.config import IndexConfig
+from gnnlm.config.retrieval import ROWS_PER_CLUSTER
 from gnnlm.datastore.quantize import LEVELS, check_bytes
 from gnnlm.datastore.store import mapped
 from gnnlm.errors import ConfigError
@@ -27,7 +28,7 @@ from gnnlm.retrieval.index import Allowed, Ids, as_keys
 from gnnlm.retrieval.neighbours import Neighbours
 
 Floats = npt.NDArray[np.float32]
-TRAIN_ROWS, ROWS_PER_CLUSTER = 262_144, 39  # a quantizer is trained on so many rows, or so many for each cluster
+TRAIN_ROWS = 262_144  # a quantizer is trained on so many rows, or on more where it has very many clusters
 BATCH = 65_536
 MANY_CLUSTERS = 65_536  # beyond this the clusters themselves are searched through a graph
 NARROW = 16_384  # a filter that leaves fewer rows than this is searched exactly
@@ -118,11 +119,6 @@ class FaissIndex:
         return 1 if self._ivf is None else int(self._ivf.nlist)
 
 
-def clusters_of(config: IndexConfig, rows: int) -> int:
-    """Clusters of an inverted index over so many rows: enough rows are left to train each."""
-    return max(1, min(config.clusters or int(4 * math.sqrt(rows)), rows // ROWS_PER_CLUSTER))
-
-
 def training_rows(clusters: int, rows: int) -> int:
     """How many of its rows an index of so many clusters is trained on."""
     return min(rows, max(TRAIN_ROWS, ROWS_PER_CLUSTER * clusters))
@@ -136,7 +132,7 @@ def check_index(config: IndexConfig, width: int, rows: int) -> None:
 
 def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
     """An untrained index of the configured kind, for about so many rows."""
-    clusters = clusters_of(config, rows)
+    clusters = config.clusters_of(rows)
     cells = f"IVF{clusters}" + ("_HNSW32" if clusters > MANY_CLUSTERS else "")
     factory = f"{cells},Flat" if config.kind == "ivf" else config.kind
     if config.kind == "ivfpq":
@@ -175,7 +171,7 @@ def write_faiss_index(draft: Draft, keys: npt.NDArray[Any], positions: Ids, conf
             rows = positions[start : start + BATCH]
             index.add(_keys(keys, rows, config.metric))
             track.advance(len(rows))
-    with writing(draft.folder / "index.faiss"):
+    with writing(draft.file("index.faiss")):
         faiss.write_index(index, str(draft.folder / "index.faiss"))
 
 

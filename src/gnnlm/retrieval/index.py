@@ -96,4 +96,4 @@ def open_index(artifact: Artifact, store: Artifact, probes: int, device: str = "
         return ExactIndex.over(keys, positions, metric, device)
     from gnnlm.retrieval.faiss_index import open_faiss_index
 
-    return open_faiss_index(artifact.path / "index.faiss", keys, positions, metric, probes)
+    return open_faiss_index(artifact.file("index.faiss"), keys, positions, metric, probes)

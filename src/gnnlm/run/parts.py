@@ -63,7 +63,7 @@ class Parts:
 
     @cached_property
     def head(self) -> Head:
-        return load_head(self._run.artifact("encode").path / "head.safetensors").on(self.device)
+        return load_head(self._run.artifact("encode").file("head.safetensors")).on(self.device)
 
     # -- store and neighbours ------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Parts:
         """The trained network; None in a run without one."""
         if "train" not in self._run.stages:
             return None
-        path = self._run.artifact("train").path / "model.safetensors"
+        path = self._run.artifact("train").file("model.safetensors")
         return GnnModel.load(path, self.head).to(self.device).freeze()
 
     @cached_property

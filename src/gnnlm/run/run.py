@@ -6,22 +6,30 @@ refused, never silently remade. What the stages are is in `stages.py`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnlm.artifact import Artifact, Draft, State, differences, link_directory, read_manifest, state_of
+from gnnlm.artifact import Artifact, Draft, State, differences, plain, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
-from gnnlm.config import Config, default_values, dump_config
+from gnnlm.artifact.place import check_place, damage, link_artifact, settle
+from gnnlm.config import SCRATCH, Config
+from gnnlm.config.save import save_config
 from gnnlm.errors import ArtifactError, ConfigError
-from gnnlm.progress import say
-from gnnlm.run.stages import OWN_INPUTS, STAGES, Stage
+from gnnlm.progress import log_to, say
+from gnnlm.run.inputs import OWN_INPUTS
+from gnnlm.run.lock import is_locked, locked
+from gnnlm.run.stages import STAGES, Stage
 
 if TYPE_CHECKING:
     from gnnlm.run.parts import Parts
+
+
+PAUSES = (0.1, 0.3, 1.0)  # seconds between tries to open a run that is being built
 
 
 class Run:
@@ -37,7 +45,8 @@ class Run:
         self.root = Path(config.run)
         self.finish_training = False  # a half-done training ends here, with its best step so far
         self._open: dict[str, Artifact] = {}
-        self._own_inputs: dict[str, dict[str, Any]] = {}
+        self._own_inputs: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._alone = False
 
     @cached_property
     def stages(self) -> dict[str, Stage]:
@@ -54,29 +63,32 @@ class Run:
 
     def inputs(self, stage: Stage) -> dict[str, Any] | None:
         """What the stage would be made from now; None while a parent is not there."""
-        if stage.name not in self._own_inputs:
-            self._own_inputs[stage.name] = OWN_INPUTS[stage.name](self)
-        made_from = dict(self._own_inputs[stage.name])
-        for parent in stage.parents:
-            try:
-                made_from[f"artifact {parent}"] = fingerprint_of(read_manifest(self.path(parent)))
-            except ArtifactError:
-                return None
-        return self._known(stage, made_from)
-
-    def _known(self, stage: Stage, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Inputs without fields that were not there when the artifact was made, where they are as by default."""
         try:
-            was = read_manifest(self.path(stage.name))["inputs"]
+            parents = {parent: self._manifest(parent) for parent in stage.parents}
         except ArtifactError:
-            return inputs
-        defaults = default_values()
-        return {k: v for k, v in inputs.items() if k in was or k not in defaults or v != defaults[k]}
+            return None
+        made_of = {parent: fingerprint_of(manifest) for parent, manifest in parents.items()}
+        key = (stage.name, *made_of.values())
+        if key not in self._own_inputs:
+            facts = {parent: manifest["facts"] for parent, manifest in parents.items()}
+            self._own_inputs[key] = plain(OWN_INPUTS[stage.name](self, facts))
+        return {**self._own_inputs[key], **{f"artifact {parent}": found for parent, found in made_of.items()}}
 
-    def state(self, stage: Stage) -> State:
-        """Stale is what was made from other inputs, or hangs on something that is not done."""
+    def _manifest(self, name: str) -> dict[str, Any]:
+        """Of what is open here, or else of what is in its place now."""
+        return self._open[name].manifest if name in self._open else read_manifest(self.path(name))
+
+    def state(self, stage: Stage, known: dict[str, State] | None = None) -> State:
+        """Stale is what was made from other inputs, or depends on something that is not done.
+
+        `known` holds states that were found before, so that none is looked for twice.
+        """
+        known = {} if known is None else known
+        for parent in stage.parents:
+            if parent not in known:
+                known[parent] = "done" if parent in self._open else self.state(self.stages[parent], known)
         inputs = self.inputs(stage)
-        if inputs is not None and all(self.state(self.stages[parent]) == "done" for parent in stage.parents):
+        if inputs is not None and all(known[parent] == "done" for parent in stage.parents):
             return state_of(self.path(stage.name), inputs)
         there = state_of(self.path(stage.name), {})
         return "stale" if there == "done" else there
@@ -85,7 +97,10 @@ class Run:
         return self.root / STAGES[name].folder
 
     def artifact(self, name: str) -> Artifact:
-        """The whole, verified and current artifact of a stage, everything it hangs on included."""
+        """The whole, verified and current artifact of a stage, and with it everything that it depends on.
+
+        What is open here belongs together: an artifact is taken only if it was made from its opened parents.
+        """
         if name not in self._open:
             stage = self._stage(name)
             for parent in stage.parents:
@@ -93,30 +108,60 @@ class Run:
             state = self.state(stage)
             if state in ("missing", "half-done"):
                 raise ArtifactError(
-                    f"{self.path(name)} is {state}; make it first: gnnlm {stage.command}, with the same config"
+                    f"{self.path(name)} is {state}; make it first: gnnlm {self._command(stage)}, with the same config"
                 )
             artifact = Artifact.open(self.path(name))
-            if state != "done":
+            if artifact.inputs != self.inputs(stage):
                 raise ArtifactError(self._mismatch(stage))
             self._open[name] = artifact
         return self._open[name]
 
-    def why_stale(self, stage: Stage) -> str:
-        """What a stale stage's inputs were and are; empty for any other."""
-        if self.state(stage) != "stale":
+    def open_all(self, name: str = "tune") -> Artifact:
+        """Open a stage and everything it depends on at once, for reading.
+
+        While another process replaces artifacts they may not fit together, or be gone for a moment: that is tried
+        again, and refused where it lasts.
+        """
+        for pause in PAUSES:
+            try:
+                return self.artifact(name)
+            except ArtifactError:
+                self._open.clear()
+                time.sleep(pause)
+                if not is_locked(self.root):
+                    break
+        try:
+            return self.artifact(name)
+        except ArtifactError as error:
+            self._open.clear()
+            if not is_locked(self.root):
+                raise
+            raise ArtifactError(
+                f"another gnnlm is building in {self.root}, and {name} is not made yet; open it when that has finished"
+            ) from error
+
+    def why(self, stage: Stage) -> str:
+        """What is wrong with a stage that is stale or damaged; empty for any other."""
+        state = self.state(stage)
+        if state not in ("stale", "damaged"):
             return ""
+        if found := damage(self.path(stage.name)):
+            return found
         inputs = self.inputs(stage)
         if inputs is None:
-            return "what it hangs on is not there"
-        found = differences(read_manifest(self.path(stage.name))["inputs"], inputs)
-        return found or "hangs on what is stale"
+            return "a stage it depends on is missing"
+        return differences(read_manifest(self.path(stage.name))["inputs"], inputs) or "depends on a stale stage"
 
     def _mismatch(self, stage: Stage) -> str:
-        found = self.why_stale(stage)
         return (
-            f"{self.path(stage.name)} was made from other inputs: {found}; gnnlm run with the same config and "
-            "--rebuild replaces all that is stale, another run directory (run: in the config) keeps both"
+            f"{self.path(stage.name)} was made from other inputs: {self.why(stage)}; gnnlm run with the same config "
+            "and --rebuild replaces all that is stale, another run directory (run: in the config) keeps both"
         )
+
+    def _command(self, stage: Stage) -> str:
+        if stage.name == "lm":
+            return "lm train" if self.config.lm.model == SCRATCH else "lm finetune"
+        return stage.name
 
     # -- building ------------------------------------------------------------------------------------------
 
@@ -125,22 +170,31 @@ class Run:
         stage = self._stage(name)
         for parent in stage.parents:
             self.artifact(parent)
-        state = self.state(stage)
-        if state == "done" and not rebuild:
-            artifact = self.artifact(name)
-            say(f"{name}: done already")
-            return artifact
-        if state in ("stale", "damaged") and not rebuild:
-            Artifact.open(self.path(name))  # says what is wrong with it, if anything is
-            raise ArtifactError(self._mismatch(stage))
-        inputs = self.inputs(stage)
-        assert inputs is not None
-        with self._alone(), Draft(self.path(name), name, inputs, rebuild=rebuild) as draft:
-            self._write_config()
-            if draft.resumed:
-                say(f"{name}: resuming where it was interrupted")
-            self._open[name] = stage.build(self, draft)
-        return self._open[name]
+        if not rebuild and self.state(stage) == "done":
+            return self._found(name)
+        with self._building():
+            settle(self.path(name))
+            state = self.state(stage)
+            if not rebuild and state == "done":
+                return self._found(name)
+            if not rebuild and state in ("stale", "damaged"):
+                Artifact.open(self.path(name))  # says what is wrong with it, if anything is
+                raise ArtifactError(self._mismatch(stage))
+            inputs = self.inputs(stage)
+            assert inputs is not None
+            with Draft(self.path(name), name, inputs, rebuild=rebuild) as draft:
+                save_config(self.config)
+                if draft.resumed:
+                    say(f"{name}: resuming where it was interrupted")
+                made = stage.build(self, draft)
+        self._forget_from(name)
+        self._open[name] = made
+        return made
+
+    def _found(self, name: str) -> Artifact:
+        artifact = self.artifact(name)
+        say(f"{name}: done already")
+        return artifact
 
     def _stage(self, name: str) -> Stage:
         if name not in self.stages:
@@ -151,8 +205,14 @@ class Run:
 
     def build_all(self, rebuild: bool = False) -> Artifact:
         """Make every stage that is not done, and the report. With `rebuild`, replace what is stale or damaged."""
-        for name in self.stages:
-            artifact = self.build(name, rebuild=rebuild and not self._is_whole(name))
+        whole = all(self._is_whole(name) for name in self.stages)
+        with nullcontext() if whole else self._building():
+            for name in self.stages:
+                settle(self.path(name))
+                if not self._is_whole(name):
+                    check_place(self.path(name))
+            for name in self.stages:
+                artifact = self.build(name, rebuild=rebuild and not self._is_whole(name))
         return artifact
 
     def fork(self, config: Config) -> list[str]:
@@ -162,19 +222,19 @@ class Run:
         that share files do not disturb each other.
         """
         new, kept = Run(config), []
-        if new.root.exists() and any(new.root.iterdir()):
+        if new.root.exists() and (not new.root.is_dir() or any(new.root.iterdir())):
             raise ArtifactError(f"{new.root} is there already; name a directory that is not")
-        for name, stage in self.stages.items():
-            if name not in new.stages or new.stages[name].parents != stage.parents:
-                continue
-            if self.state(stage) != "done" or not all(parent in kept for parent in stage.parents):
-                continue
-            was = read_manifest(self.path(name))["inputs"]
-            if self._known(stage, new.inputs(stage) or {}) == was:
-                link_directory(self.path(name), new.path(name))
-                kept.append(name)
-        new.root.mkdir(parents=True, exist_ok=True)
-        new._write_config()
+        with new._building():
+            save_config(config)
+            for name, stage in self.stages.items():
+                if name not in new.stages or new.stages[name].parents != stage.parents:
+                    continue
+                if self.state(stage) != "done" or not all(parent in kept for parent in stage.parents):
+                    continue
+                if new.inputs(stage) == read_manifest(self.path(name))["inputs"]:
+                    link_artifact(self.path(name), new.path(name))
+                    new.artifact(name)
+                    kept.append(name)
         return kept
 
     def _is_whole(self, name: str) -> bool:
@@ -184,25 +244,28 @@ class Run:
             return False
         return True
 
-    def _write_config(self) -> None:
-        beside = self.root / "config.yaml.new"
-        beside.write_text(dump_config(self.config), encoding="utf-8")
-        beside.replace(self.root / "config.yaml")
+    def _forget_from(self, name: str) -> None:
+        """Close a stage that was replaced, all that come after it, and the parts that were made of them."""
+        order = list(self.stages)
+        opened = [later for later in order[order.index(name) :] if self._open.pop(later, None) is not None]
+        for part, kind in vars(Run).items() if opened else ():
+            if isinstance(kind, cached_property) and part != "stages":
+                self.__dict__.pop(part, None)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Two processes that build in one run directory would tread on each other."""
-        import fcntl
-
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ArtifactError(
-                    f"another gnnlm is building in {self.root}; wait for it, or choose another run directory"
-                ) from None
+    def _building(self) -> Iterator[None]:
+        """Nobody else builds in the run directory meanwhile, and what is said is logged there."""
+        if self._alone:
             yield
+            return
+        with locked(self.root), log_to(self.root / "gnnlm.log"):
+            for artifact in self._open.values():
+                artifact.check_in_place()
+            self._alone = True
+            try:
+                yield
+            finally:
+                self._alone = False
 
     # -- parts ---------------------------------------------------------------------------------------------
 

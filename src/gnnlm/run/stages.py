@@ -1,4 +1,4 @@
-"""The stages: what each is made from, how it is built, and where it leaves its artifact.
+"""The stages: how each is built, and where it leaves its artifact. What each is made from is in `inputs.py`.
 
 Wiring only, and the one place that knows every part. Parts are imported when a stage is built, so that importing
 this is light.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gnnlm.artifact import Artifact, Draft, read_manifest
-from gnnlm.config import SCRATCH, LMConfig, flat
-from gnnlm.errors import CorpusError, ModelError
+from gnnlm.artifact import Artifact, Draft
+from gnnlm.config import SCRATCH, LMConfig
+from gnnlm.errors import ModelError
 from gnnlm.progress import warn
 
 if TYPE_CHECKING:
@@ -28,88 +28,6 @@ class Stage:
     parents: tuple[str, ...]
     build: Callable[[Run, Draft], Artifact]
     help: str
-
-    @property
-    def command(self) -> str:
-        return "lm train" if self.name == "lm" else self.name
-
-
-# -- what each stage is made from, besides its parents -------------------------------------------------------
-
-
-def _section(config: Any, prefix: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
-    return flat({key: value for key, value in config.model_dump(mode="json").items() if key not in skip}, f"{prefix}.")
-
-
-def _corpus_inputs(run: Run) -> dict[str, Any]:
-    from gnnlm.corpus.build import text_fingerprint
-    from gnnlm.lm.hf import model_fingerprint
-
-    corpus = run.config.corpus
-    made = (run.path("corpus") / "manifest.json").is_file()
-    was = read_manifest(run.path("corpus"))["inputs"] if made else {}
-    try:
-        text = text_fingerprint(corpus, leave_out=run.root)
-    except CorpusError:
-        if not made:
-            raise
-        text = was["text"]  # the files are gone, what was made of them stands
-    if made and run.reading:
-        text = was["text"]
-    try:
-        model = SCRATCH if run.config.lm.model == SCRATCH else model_fingerprint(run.config.lm.model)
-    except ModelError:
-        if not made:
-            raise
-        model = was["model files"]  # it is missed when it is needed
-    return {
-        **_section(corpus, "corpus", skip=("data_dir",)),
-        "seed": run.config.seed,
-        "text": text,
-        "lm.model": run.config.lm.model,
-        "model files": model,
-    }
-
-
-def _lm_inputs(run: Run) -> dict[str, Any]:
-    lm = run.config.lm
-    used = {"architecture": lm.architecture, "train": lm.train} if lm.model == SCRATCH else {"finetune": lm.finetune}
-    sections = [_section(section, f"lm.{name}") for name, section in used.items()]
-    return {**sections[0], **sections[-1], "lm.continuous": lm.continuous, "seed": run.config.seed}
-
-
-def _encode_inputs(run: Run) -> dict[str, Any]:
-    lm = _section(run.config.lm, "lm", skip=("device", "architecture", "train", "finetune"))
-    return {**lm, **_section(run.config.store, "store")}
-
-
-def _codec_idle(run: Run) -> tuple[str, ...]:
-    """Fields that `fp16` does not look at."""
-    return () if run.config.codec.kind == "pq" else ("bytes", "train_rows")
-
-
-OWN_INPUTS: dict[str, Callable[[Run], dict[str, Any]]] = {
-    "corpus": _corpus_inputs,
-    "lm": _lm_inputs,
-    "encode": _encode_inputs,
-    "codec": lambda run: {**_section(run.config.codec, "codec", skip=_codec_idle(run)), "seed": run.config.seed},
-    "index": lambda run: {**_section(run.config.index, "index", skip=("probes",)), "seed": run.config.seed},
-    "search": lambda run: {
-        **_section(run.config.search, "search"),
-        "index.probes": run.config.index.probes,
-        "lm.window": run.config.lm.window,
-        "gnn.left": run.config.gnn.left,
-        "gnn.right": run.config.gnn.right,
-    },
-    "train": lambda run: {
-        **_section(run.config.gnn, "gnn"),
-        **_section(run.config.train, "train", skip=("device",)),
-        "seed": run.config.seed,
-    },
-    "cache": lambda run: {**_section(run.config.cache, "cache"), "graph k": run.graph_k, "seed": run.config.seed},
-    "tune": lambda run: {**_section(run.config.tune, "tune"), "graph k": run.graph_k},
-    "eval": lambda run: {"eval.bootstrap": run.config.eval.bootstrap, "seed": run.config.seed},
-}
 
 
 # -- how each stage is built: wiring only ---------------------------------------------------------------------
@@ -272,7 +190,7 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
     temperatures = config.temperatures or default_temperatures(run.config.index.metric, valid.table.similarity)
     grid = Grid(config.ks, temperatures, config.lambdas, config.buckets)
     chosen, tables = tune_mixes(valid, parts.store, scores, grid)
-    write_json(draft.folder / "tuning.json", tables)
+    write_json(draft.file("tuning.json"), tables)
     return draft.finish({"mix": {name: mix.as_dict() for name, mix in chosen.items()}})
 
 

@@ -81,7 +81,7 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Write a checkpoint beside the last one, then let it count."""
         record = self.record
-        folder = _fresh(self.draft.folder / f"checkpoint-{step}")
+        folder = _fresh(self.draft.file(f"checkpoint-{step}"))
         with writing(folder):
             save_tensors(self.task.model, folder / "model.safetensors")
             save_file(self._optimizer_tensors(), folder / "optimizer.safetensors")

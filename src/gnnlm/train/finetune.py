@@ -148,7 +148,7 @@ def finetune_hf(fitting: Fitting, lm: HFModel, streams: dict[str, Stream], confi
         save_to=save,
     )
     if first:
-        readings = FirstReadings(draft.folder, len(stream), model, batches, config.settle)
+        readings = FirstReadings(draft.file(UNREAD_STATES).parent, len(stream), model, batches, config.settle)
         task.around = readings.reading
     steps = max(1, math.ceil(config.epochs * batches.batches_in(0) / config.accumulate))
     plan = Plan(

@@ -174,6 +174,6 @@ def train_gnn(
     )
     fitted = fit(fitting, task, make_optimizer(model, config), plan)
     draft = fitting.draft
-    shutil.copyfile(fitted.best / "model.safetensors", draft.folder / "model.safetensors")
+    shutil.copyfile(fitted.best / "model.safetensors", draft.file("model.safetensors"))
     draft.write_text("history.json", json.dumps(fitted.history, indent=1))
     return draft.finish(fitted.facts, files=("model.safetensors", "history.json"))

@@ -211,6 +211,6 @@ def finish_lm(fitting: Fitting, fitted: Fitted, facts: dict[str, Any], beside: t
     draft = fitting.draft
     names = [path.name for path in sorted(fitted.best.iterdir())]
     for name in names:
-        shutil.copyfile(fitted.best / name, draft.folder / name)
+        shutil.copyfile(fitted.best / name, draft.file(name))
     draft.write_text("history.json", json.dumps(fitted.history, indent=1))
     return draft.finish({**fitted.facts, **facts}, files=(*names, "history.json", *beside))

@@ -1,0 +1,38 @@
+"""Artifacts: directories that are whole or not there, know what they were made from, and resume.
+
+An artifact is a directory with a `manifest.json`: format, stage, inputs (config values and the fingerprints of
+parent artifacts), facts, size and checksum of every file, and a checksum of all this. It is built in a hidden
+directory beside its place (`draft.py`) and renamed when whole (`place.py`). A build commits after each shard; after a
+crash it goes on from the last commit, and ends in the same bytes as a build that was never interrupted. Opening an
+artifact (`reading.py`) opens all its files: what is read later is what was verified, even when another build has
+taken its place meanwhile.
+
+Knows nothing of what the stages are.
+"""
+
+from gnnlm.artifact.draft import ArrayWriter, Draft
+from gnnlm.artifact.files import human_bytes, is_disk_full, require_space, write_json, write_whole, writing
+from gnnlm.artifact.manifest import differences, fingerprint, manifest_fingerprint, plain, read_manifest
+from gnnlm.artifact.place import State, draft_path, state_of
+from gnnlm.artifact.reading import Array, Artifact
+
+__all__ = [
+    "Array",
+    "ArrayWriter",
+    "Artifact",
+    "Draft",
+    "State",
+    "differences",
+    "draft_path",
+    "fingerprint",
+    "human_bytes",
+    "is_disk_full",
+    "manifest_fingerprint",
+    "plain",
+    "read_manifest",
+    "require_space",
+    "state_of",
+    "write_json",
+    "write_whole",
+    "writing",
+]

@@ -1,0 +1,201 @@
+"""An artifact being built: arrays that grow shard by shard, and a journal of what survives a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnlm.artifact.files import sha256, sync_directory, write_json, writing
+from gnnlm.artifact.manifest import MANIFEST, differences, make_manifest, plain, sealed
+from gnnlm.artifact.place import JOURNAL, NAMES, check_place, draft_names, draft_path, remove_ours, settle
+from gnnlm.artifact.reading import Array, Artifact
+from gnnlm.errors import ArtifactError
+
+
+class Draft:
+    """An artifact being built. Use `with Draft(...) as draft`, append, commit, finish.
+
+    Leaving the block without `finish` keeps what was committed, for the next try.
+    """
+
+    def __init__(self, path: Path, stage: str, inputs: Mapping[str, Any], *, rebuild: bool = False) -> None:
+        self.path, self.stage, self.inputs = path, stage, plain(dict(inputs))
+        self.folder = draft_path(path)
+        self._writers: dict[str, ArrayWriter] = {}
+        self._finished = False
+        check_place(path)  # refused before the long work, not after it
+        journal = self._read_journal()
+        if journal is not None and journal["inputs"] != self.inputs and not rebuild:
+            raise ArtifactError(
+                f"{self.folder} is half-built from other inputs ({differences(journal['inputs'], self.inputs)}); "
+                "discard it with --rebuild, or choose another run directory (run: in the config)"
+            )
+        self._names = draft_names(self.folder)
+        if journal is None or journal["inputs"] != self.inputs:
+            remove_ours(self.folder)
+            self.folder.mkdir(parents=True)
+            journal = {"inputs": self.inputs, "step": 0, "bytes": {}, "notes": {}}
+            self._names = set()
+            self._claim(JOURNAL, MANIFEST)
+        self._journal = journal
+        self.resumed = bool(journal["step"])
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        if self._finished:
+            return
+        with suppress(OSError, ArtifactError):  # what is on its way says more
+            self._claim_all()
+            if self.step == 0:  # nothing to go on from
+                remove_ours(self.folder)
+
+    @property
+    def step(self) -> int:
+        """How many commits have been made, over all tries."""
+        return int(self._journal["step"])
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Small JSON values that survive a crash together with the arrays."""
+        notes: dict[str, Any] = self._journal["notes"]
+        return notes
+
+    def file(self, name: str) -> Path:
+        """The path of a file or folder that is about to be written.
+
+        The draft notes the name before the file exists: after a kill it knows its own files from anybody else's, and
+        refuses to remove the latter.
+        """
+        self._claim(name)
+        return self.folder / name
+
+    def _claim(self, *names: str) -> None:
+        if not self._names.issuperset(names):
+            self._names.update(names)
+            write_json(self.folder / NAMES, sorted(self._names))
+
+    def _claim_all(self) -> None:
+        """Whatever this build has put into the folder is its own: nothing else was there when it began."""
+        self._claim(*(path.name for path in self.folder.iterdir() if not path.name.endswith(".new")))
+
+    def writer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> ArrayWriter:
+        """An array of known shape, appended to row by row; it goes on where the last commit left it."""
+        writer = ArrayWriter(self.file(name), shape, np.dtype(dtype), self._journal["bytes"].get(name))
+        self._writers[name] = writer
+        return writer
+
+    def save(self, name: str, array: Array) -> None:
+        with writing(self.file(name)):
+            np.save(self.folder / name, array, allow_pickle=False)
+
+    def write_text(self, name: str, text: str) -> None:
+        self.file(name).write_text(text, encoding="utf-8")
+
+    @property
+    def bytes_there(self) -> int:
+        """What an earlier try has left on the disk."""
+        return sum(f.stat().st_size for f in self.folder.iterdir() if f.is_file())
+
+    def commit(self) -> None:
+        """Everything appended so far survives a crash from here on."""
+        self._claim_all()
+        for name, writer in self._writers.items():
+            self._journal["bytes"][name] = writer.sync()
+        self._journal["step"] += 1
+        write_json(self.folder / JOURNAL, self._journal)
+
+    def finish(self, facts: Mapping[str, Any], files: Sequence[str] | None = None) -> Artifact:
+        """Check, sum up and put the artifact in its place. Files not in `files`, where given, are let go."""
+        for writer in self._writers.values():
+            writer.sync()
+            writer.check_whole()
+            writer.close()
+        self._claim_all()
+        if files is None:
+            ours = (NAMES, JOURNAL, MANIFEST)
+            names = (path.name for path in self.folder.iterdir() if path.suffix != ".new")
+            files = sorted(name for name in names if name not in ours)
+        mode = stat.S_IMODE((self.folder / NAMES).stat().st_mode)
+        for name in files:  # safetensors makes files that only their owner may read
+            (self.folder / name).chmod(mode)
+        entries = {name: _entry(self.folder / name) for name in files}
+        manifest = make_manifest(self.stage, self.inputs, dict(facts), entries)
+        write_json(self.folder / MANIFEST, sealed(manifest))
+        sync_directory(self.folder)
+        self._finished = True  # from here on the artifact is whole, wherever it is
+        settle(self.path)
+        return Artifact.open(self.path, verify=False)
+
+    def _read_journal(self) -> dict[str, Any] | None:
+        """The journal of an earlier try; None where there is none, or nothing can be gone on from."""
+        try:
+            journal = json.loads((self.folder / JOURNAL).read_bytes())
+            kinds = {"inputs": dict, "step": int, "bytes": dict, "notes": dict}
+            if any(not isinstance(journal[key], kind) for key, kind in kinds.items()):
+                return None
+            whole = all((self.folder / name).stat().st_size >= size for name, size in journal["bytes"].items())
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
+        return journal if whole else None
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        status = os.fstat(file.fileno())
+        return {"bytes": status.st_size, "sha256": sha256(file), "mtime_ns": status.st_mtime_ns}
+
+
+class ArrayWriter:
+    """Appends rows to an .npy file of known shape.
+
+    Plain writes, not a memory map: a full disk is then an error that can be told, not a crash.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], committed: int | None) -> None:
+        self.path, self.shape, self.dtype = path, shape, dtype
+        self._row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        self._file = path.open("w+b" if committed is None else "r+b")
+        if committed is not None:
+            self._file.truncate(committed)
+            self._file.seek(0)
+            np.lib.format.read_magic(self._file)
+            np.lib.format.read_array_header_1_0(self._file)
+            self._start = self._file.tell()
+            self._file.seek(0, os.SEEK_END)
+        else:
+            header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+            np.lib.format.write_array_header_1_0(self._file, header)
+            self._start = self._file.tell()
+
+    @property
+    def rows(self) -> int:
+        return (self._file.tell() - self._start) // self._row_bytes
+
+    def append(self, rows: Array) -> None:
+        assert rows.shape[1:] == self.shape[1:], (rows.shape, self.shape)
+        self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
+
+    def sync(self) -> int:
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        return self.path.stat().st_size
+
+    def check_whole(self) -> None:
+        assert self.rows == self.shape[0], f"{self.path}: {self.rows} rows written, {self.shape[0]} promised"
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,98 @@
+"""Writing files so that nothing is ever half-written, and saying so when the disk is full."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from safetensors import SafetensorError
+
+from gnnlm.errors import ArtifactError
+
+
+def sha256(file: BinaryIO) -> str:
+    """The checksum of an open file, from where it stands to its end."""
+    digest = hashlib.sha256()
+    while chunk := file.read(2**20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write text so that the file is the old one or the new one, never half of one."""
+    beside = path.with_name(path.name + ".new")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON so that the file is the old one or the new one, never half of one."""
+    write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def sync_directory(path: Path) -> None:
+    """Names that were made, renamed or removed in a directory survive a power failure from here on."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around libraries that write files: whatever they raise when they cannot becomes one error of ours.
+
+    safetensors, FAISS and numpy each report a full disk in their own way, some without an errno.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        words = " ".join(str(error).split())
+        known = isinstance(error, OSError) and error.errno is not None
+        if known and not is_disk_full(error):
+            raise ArtifactError(
+                f"{path} could not be written ({words[:120]}); check that you may write there"
+            ) from error
+        room = shutil.disk_usage(path.parent).free
+        raise ArtifactError(
+            f"{path} could not be written ({words[:120]}; {human_bytes(room)} are free there); free some space and run "
+            "the same command again: it goes on where it stopped"
+        ) from error
+
+
+def require_space(folder: Path, needed: int, what: str) -> None:
+    """Refuse before starting when the disk cannot hold what will be written."""
+    there = next(p for p in [folder, *folder.parents] if p.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise ArtifactError(
+            f"{what} needs {human_bytes(needed)} at {there}, {human_bytes(free)} are free; "
+            "free some space, or choose another run directory (run: in the config)"
+        )
+
+
+def is_disk_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def human_bytes(count: float) -> str:
+    """
+    >>> human_bytes(1536)
+    '1.5 KB'
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TB"

@@ -1,0 +1,140 @@
+"""The manifest of an artifact: what it is, what it was made from, and a checksum over all of that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gnnlm.errors import ArtifactError
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+SHOWN = 3  # names that a message lists before it counts the rest
+
+
+def plain(value: Any) -> Any:
+    """A value as it comes back from a JSON file.
+
+    >>> plain({"a": (1, 2)})
+    {'a': [1, 2]}
+    """
+    return json.loads(json.dumps(value))
+
+
+def fingerprint(value: object) -> str:
+    """Sixteen hex digits that identify a JSON value.
+
+    >>> fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def make_manifest(stage: str, inputs: object, facts: object, files: object) -> dict[str, Any]:
+    manifest = {"format": FORMAT, "stage": stage, "inputs": inputs, "facts": facts, "files": files}
+    read_back: dict[str, Any] = plain(manifest)
+    return read_back
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with its own checksum, as it is written."""
+    return {**manifest, "checksum": fingerprint(manifest)}
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the artifact at `path`; refused where it is damaged or of another format."""
+    try:
+        text = (path / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArtifactError(f"{path} has no {MANIFEST}: it is not made yet; make it with gnnlm run") from None
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
+    """The manifest that `text` holds, without its checksum."""
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError):
+        manifest = None
+    if (found := other_format(manifest)) is not None:
+        age = "an older" if found < FORMAT else "a newer"
+        raise ArtifactError(
+            f"{path} was made by {age} version of gnnlm (format {found}, this version reads {FORMAT}); make it again: "
+            f"{rebuild_command(path)}"
+        )
+    if not isinstance(manifest, dict) or manifest.pop("checksum", None) != fingerprint(manifest):
+        advice = f"make it again: {rebuild_command(path)}" if listed_files(manifest) is not None else (
+            f"delete {path} and run again"
+        )  # fmt: skip
+        raise ArtifactError(f"{path / MANIFEST} is damaged: it is not as it was written; {advice}")
+    return manifest
+
+
+def other_format(manifest: object) -> int | None:
+    """The format of a manifest that another version has written."""
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    return found if isinstance(found, int) and found != FORMAT else None
+
+
+def listed_files(manifest: object) -> set[str] | None:
+    """The files that a manifest of any format names, even a damaged one; None where it is no manifest of ours."""
+    if not isinstance(manifest, dict) or not {"format", "stage", "inputs", "files"} <= manifest.keys():
+        return None
+    files = manifest["files"]
+    return {name for name in files if Path(name).name == name} if isinstance(files, dict) else None
+
+
+def rebuild_command(path: Path) -> str:
+    """What makes the artifact at `path` again."""
+    return f"gnnlm run {shlex.quote(str(path.parent))} --rebuild"
+
+
+def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
+    """What an artifact is: its inputs and its bytes, not when it was made or how long that took."""
+    files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
+    return fingerprint([manifest["format"], manifest["stage"], manifest["inputs"], files])
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What differs between two sets of inputs, both sides named.
+
+    >>> differences({"gnn.layers": 3, "seed": 0}, {"gnn.layers": 2, "seed": 0})
+    'gnn.layers was 3, is now 2'
+    >>> differences({"text": {"a.txt": "1", "b.txt": "2"}}, {"text": {"a.txt": "3", "c.txt": "2"}})
+    'text: changed a.txt, added c.txt, removed b.txt'
+    """
+    keys = [key for key in dict.fromkeys([*was, *now]) if was.get(key) != now.get(key)]
+    return "; ".join(_difference(key, was.get(key), now.get(key)) for key in keys)
+
+
+def _difference(key: str, was: object, now: object) -> str:
+    if not isinstance(was, dict) or not isinstance(now, dict):
+        return f"{key} was {_show(was)}, is now {_show(now)}"
+    kinds = {
+        "changed": [name for name in was if name in now and was[name] != now[name]],
+        "added": [name for name in now if name not in was],
+        "removed": [name for name in was if name not in now],
+    }
+    return f"{key}: " + ", ".join(f"{kind} {some_of(names)}" for kind, names in kinds.items() if names)
+
+
+def some_of(names: Iterable[str]) -> str:
+    """
+    >>> some_of("abcde")
+    'a, b, c and 2 more'
+    """
+    listed = list(names)
+    shown = ", ".join(listed[:SHOWN])
+    return shown if len(listed) <= SHOWN else f"{shown} and {len(listed) - SHOWN} more"
+
+
+def _show(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{len(value)} files"
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,173 @@
+"""The places of an artifact in a run directory, and what may be removed there: only what was made here.
+
+`X` is the artifact, `.X.partial` a build that is not finished, `.X.old` what is being replaced. A folder is ours when a
+manifest (or, in a build, the list of its files) names everything in it; any other is refused, never removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from gnnlm.artifact.files import sync_directory, write_json, writing
+from gnnlm.artifact.manifest import MANIFEST, listed_files, other_format, plain, read_manifest
+from gnnlm.errors import ArtifactError
+
+JOURNAL = "journal.json"
+NAMES = "draft.json"  # the names of a build's own files, known before they exist
+State = Literal["done", "stale", "half-done", "missing", "damaged"]
+
+
+def draft_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def old_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
+# -- whose it is ---------------------------------------------------------------------------------------------------
+
+
+def draft_names(folder: Path) -> set[str]:
+    """The files and folders that a build says are its own; empty where it is no build of ours."""
+    names = _read_json(folder / NAMES)
+    return {NAMES, *(name for name in names if Path(name).name == name)} if isinstance(names, list) else set()
+
+
+def _own_names(folder: Path) -> tuple[set[str], set[str]]:
+    """The names that are ours in a folder: of files, and of what may also be a folder."""
+    named = listed_files(_read_json(folder / MANIFEST))
+    files = set() if named is None else {MANIFEST, *named}
+    if not folder.name.endswith(".partial"):
+        return files, set()
+    drafted = draft_names(folder)
+    return files | {f"{name}.new" for name in drafted or {NAMES}}, drafted
+
+
+def check_ours(folder: Path) -> None:
+    """Refuse a folder that holds anything but what was made here."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        kind = "a link" if folder.is_symlink() else "a file"
+        raise ArtifactError(
+            f"{folder} is {kind}, where gnnlm keeps a folder of its own; move it elsewhere, or choose another run "
+            "directory (run: in the config)"
+        )
+    strange = list(_strangers(folder)) if folder.is_dir() else []
+    if strange:
+        more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
+        raise ArtifactError(
+            f"{folder} holds {strange[0]}{more}, which gnnlm has no record of making, so it does not replace that "
+            f"folder; move {strange[0]} elsewhere (or delete {folder}, if nothing in it is yours), or choose another "
+            "run directory (run: in the config)"
+        )
+
+
+def _strangers(folder: Path) -> Iterator[str]:
+    files, either = _own_names(folder)
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name not in either and (entry.name not in files or entry.is_dir(follow_symlinks=False)):
+            yield entry.name
+
+
+def check_place(path: Path) -> None:
+    """Refuse to build where something that was not made here would have to be removed."""
+    for folder in (path, draft_path(path), old_path(path)):
+        check_ours(folder)
+
+
+def remove_ours(folder: Path) -> None:
+    """Remove a folder of ours, name by name; what tells whose it is goes last."""
+    check_ours(folder)
+    if not folder.is_dir():
+        return
+    names = set().union(*_own_names(folder))
+    for name in sorted(names, key=lambda name: (name in (MANIFEST, NAMES), name)):
+        remove(folder / name)
+    folder.rmdir()
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# -- state ---------------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path) -> str:
+    """What is wrong with the artifact at `path`, if anything is (files are measured, not hashed)."""
+    try:
+        files = read_manifest(path)["files"]
+    except ArtifactError as error:
+        return str(error)
+    for name, entry in files.items():
+        try:
+            size = (path / name).stat().st_size
+        except FileNotFoundError:
+            return f"{path / name} is missing"
+        if size != entry["bytes"]:
+            return f"{path / name} has {size} bytes, its manifest says {entry['bytes']}"
+    return ""
+
+
+def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
+    """Whether the artifact at `path` is there, whole and made from `inputs` (files are measured, not hashed)."""
+    if (path / MANIFEST).is_file():
+        if damage(path):
+            return "stale" if other_format(_read_json(path / MANIFEST)) is not None else "damaged"
+        return "done" if read_manifest(path)["inputs"] == plain(dict(inputs)) else "stale"
+    return "half-done" if draft_path(path).is_dir() else "missing"
+
+
+# -- putting something in its place --------------------------------------------------------------------------------
+
+
+def settle(path: Path) -> None:
+    """Put a finished build in its place; also one whose process was killed before it could."""
+    folder = draft_path(path)
+    if not (folder / MANIFEST).is_file() or damage(folder):
+        return
+    check_place(path)
+    for name in sorted(draft_names(folder) - {MANIFEST, NAMES, *read_manifest(folder)["files"]}):
+        remove(folder / name)
+        remove(folder / f"{name}.new")
+    for name in (f"{MANIFEST}.new", f"{NAMES}.new", NAMES):
+        remove(folder / name)
+    old = old_path(path)
+    remove_ours(old)
+    if path.exists():
+        path.rename(old)
+    folder.rename(path)
+    sync_directory(path.parent)
+    with suppress(OSError):  # the new one is in its place; what is left is removed the next time
+        remove_ours(old)
+
+
+def link_artifact(source: Path, place: Path) -> None:
+    """The same artifact in another place: its files are linked where the file system can, else copied."""
+    names = [*read_manifest(source)["files"], MANIFEST]
+    folder = draft_path(place)
+    folder.mkdir(parents=True)
+    write_json(folder / NAMES, names)
+    for name in names:
+        try:
+            os.link(source / name, folder / name)
+        except OSError:
+            with writing(folder / name):
+                shutil.copy2(source / name, folder / name)
+    settle(place)
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,135 @@
+"""An artifact that is read: everything in it is opened and verified at once, and belongs together from then on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnlm.artifact.files import sha256
+from gnnlm.artifact.manifest import MANIFEST, manifest_fingerprint, parse_manifest, read_manifest, rebuild_command
+from gnnlm.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TRUST_ABOVE = 64 * 2**20  # files larger than this are hashed again only when their time has changed
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Artifact:
+    """A whole artifact, its files checked against the manifest.
+
+    All files are held open: a build that replaces the directory later does not change what is read here. `path` is
+    for messages, and for what must be read by path; `check_in_place` tells afterwards whether that was still this one.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    _files: dict[str, BinaryIO]
+    _arrays: dict[str, Array]
+
+    @classmethod
+    def open(cls, path: Path, verify: bool = True) -> Artifact:
+        """Open and verify; a file that was cut, edited or lost is refused."""
+        try:
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ArtifactError(f"{path} is not made yet; make it with gnnlm run") from None
+        try:
+            with _opened(folder, path, MANIFEST) as file:
+                manifest = parse_manifest(file.read(), path)
+            files = {name: _opened(folder, path, name) for name in manifest["files"]}
+        finally:
+            os.close(folder)
+        if verify:
+            for name, file in files.items():
+                _verify(path / name, file, manifest["files"][name])
+        arrays = {name: _mapped(file) for name, file in files.items() if name.endswith(".npy")}
+        return cls(path, manifest, {name: file for name, file in files.items() if name not in arrays}, arrays)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = self.manifest["facts"]
+        return facts
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        inputs: dict[str, Any] = self.manifest["inputs"]
+        return inputs
+
+    @property
+    def fingerprint(self) -> str:
+        return manifest_fingerprint(self.manifest)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.manifest["files"]
+
+    def array(self, name: str) -> Array:
+        """A memory-mapped array."""
+        return self._arrays[name]
+
+    def bytes(self, name: str) -> bytes:
+        size: int = self.manifest["files"][name]["bytes"]
+        return os.pread(self._files[name].fileno(), size, 0) if size < 2**30 else self.file(name).read_bytes()
+
+    def text(self, name: str, errors: str = "strict") -> str:
+        return self.bytes(name).decode("utf-8", errors)
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a safetensors file."""
+        from safetensors.torch import load_file
+
+        return load_file(self.file(name))
+
+    def file(self, name: str) -> Path:
+        """A path to the very file that was verified, for libraries that read by path; good while the artifact is held.
+
+        It has no suffix.
+        """
+        file = self._files[name]
+        file.seek(0)
+        return Path(f"/dev/fd/{file.fileno()}")
+
+    def check_in_place(self) -> None:
+        """Refuse when another build has taken this one's place: what was read by path since is not to be trusted."""
+        try:
+            there = manifest_fingerprint(read_manifest(self.path))
+        except ArtifactError:
+            there = ""
+        if there != self.fingerprint:
+            raise ArtifactError(f"{self.path} was replaced by another build while it was read; open the run again")
+
+
+def _opened(folder: int, path: Path, name: str) -> BinaryIO:
+    """A file of the directory that is open as `folder`, wherever that directory is by now."""
+    try:
+        return open(name, "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder))
+    except (FileNotFoundError, IsADirectoryError):
+        advice = "make it with gnnlm run" if name == MANIFEST else f"make it again: {rebuild_command(path)}"
+        raise ArtifactError(f"{path / name} is missing; {advice}") from None
+
+
+def _verify(path: Path, file: BinaryIO, entry: dict[str, Any]) -> None:
+    stat, rebuild = os.fstat(file.fileno()), f"make it again: {rebuild_command(path.parent)}"
+    if stat.st_size != entry["bytes"]:
+        raise ArtifactError(f"{path} has {stat.st_size} bytes, its manifest says {entry['bytes']}; {rebuild}")
+    trusted = stat.st_size > TRUST_ABOVE and stat.st_mtime_ns == entry["mtime_ns"]
+    if not trusted and sha256(file) != entry["sha256"]:
+        raise ArtifactError(f"{path} was edited after it was made (its checksum differs); {rebuild}")
+
+
+def _mapped(file: BinaryIO) -> Array:
+    """The array of an open .npy file, memory-mapped; the map holds the file, whatever becomes of its name."""
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")

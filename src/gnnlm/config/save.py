@@ -1,0 +1,31 @@
+"""Keeping the config in its run."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from gnnlm.artifact import write_whole
+from gnnlm.config.load import dump_config, load_config
+from gnnlm.config.paths import portable
+from gnnlm.config.schema import Config
+from gnnlm.errors import ConfigError
+from gnnlm.progress import warn
+
+HEADER = "# Written by gnnlm: the config that this run was last built with.\n"
+
+
+def save_config(config: Config) -> None:
+    """Write `config.yaml` into the run directory; one that somebody else wrote there is left, or kept beside it."""
+    root = Path(config.run)
+    file, text = root / "config.yaml", HEADER + dump_config(portable(config))
+    if file.exists() and not file.read_bytes().startswith(HEADER.encode()):
+        with suppress(ConfigError):
+            if load_config(root).model_copy(update={"run": config.run}) == config:
+                return
+        kept = next(path for n in count(1) if not (path := file.with_name(f"config.{n}.yaml")).exists())
+        shutil.copy2(file, kept)
+        warn(f"{file} was not written by gnnlm and says something else; it is kept as {kept}")
+    write_whole(file, text)

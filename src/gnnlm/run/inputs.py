@@ -1,0 +1,151 @@
+"""What each stage is made from, besides its parents: every choice as it was resolved, not as it was written.
+
+A field that the config leaves open is recorded with the value that a preset or a parent gives it, so that a changed
+default makes a stage stale. Local text and models are known by their content, so that a path may be written
+differently, and a run be moved. What only the work itself can settle (`lm.start: auto`, `cache.form: auto`) is
+recorded as written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gnnlm.artifact import read_manifest
+from gnnlm.config import SCRATCH, flat
+from gnnlm.config.evaluation import COSINE_TEMPERATURES, L2_TEMPERATURES
+from gnnlm.errors import ArtifactError, CorpusError, ModelError
+from gnnlm.progress import warn
+
+if TYPE_CHECKING:
+    from gnnlm.run import Run
+
+WHERE = ("source", "dataset", "train", "valid", "test")  # the fields of the corpus that say where its text is
+Facts = Mapping[str, Mapping[str, Any]]  # of the parents, by their names
+
+
+def _section(config: Any, prefix: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
+    return flat({key: value for key, value in config.model_dump(mode="json").items() if key not in skip}, f"{prefix}.")
+
+
+def _corpus_inputs(run: Run, _: Facts) -> dict[str, Any]:
+    from gnnlm.corpus.build import text_fingerprint, text_names
+
+    corpus, was = run.config.corpus, _made_from(run, "corpus")
+    text = {key: was.get(key) for key in (*(f"corpus.{name}" for name in WHERE), "text")}
+    if not (was and run.reading):
+        try:
+            digests = text_fingerprint(corpus, leave_out=run.root)
+            text = {**{f"corpus.{name}": value for name, value in text_names(corpus).items()}, "text": digests}
+        except CorpusError as error:
+            if not was:
+                raise
+            warn(f"{error}; the corpus that was made before is used")
+    section = _section(corpus, "corpus", skip=("data_dir", *WHERE))
+    overlap = {"corpus.overlap": corpus.overlap_rule}
+    return {**section, **overlap, **text, "seed": run.config.seed, "model files": _model_files(run, was)}
+
+
+def _made_from(run: Run, name: str) -> Mapping[str, Any]:
+    """The inputs of a stage that is made; empty where it is not, or cannot be read."""
+    try:
+        inputs: dict[str, Any] = read_manifest(run.path(name))["inputs"]
+    except ArtifactError:
+        return {}
+    return inputs
+
+
+def _model_files(run: Run, was: Mapping[str, Any]) -> str:
+    name = run.config.lm.model
+    if name == SCRATCH:
+        return SCRATCH
+    from gnnlm.lm.hf import model_fingerprint
+
+    try:
+        return model_fingerprint(name)
+    except ModelError:
+        if not was:
+            raise
+        return str(was["model files"])  # the model is missed when it is needed
+
+
+def _lm_inputs(run: Run, facts: Facts) -> dict[str, Any]:
+    lm = run.config.lm
+    shared = {"lm.continuous": lm.continuous, "seed": run.config.seed}
+    if lm.model != SCRATCH:
+        return {**_section(lm.finetune, "lm.finetune"), **shared}
+    from gnnlm.lm.architecture import resolve_architecture
+
+    kind, options = resolve_architecture(lm.architecture, facts["corpus"]["vocabulary"]["size"])
+    architecture = flat({"kind": kind, **options.as_dict()}, "lm.architecture.")
+    return {**architecture, **_section(lm.train, "lm.train"), **shared}
+
+
+def _encode_inputs(run: Run, _: Facts) -> dict[str, Any]:
+    lm = _section(run.config.lm, "lm", skip=("model", "device", "architecture", "train", "finetune"))
+    return {**lm, **_section(run.config.store, "store")}
+
+
+def _codec_inputs(run: Run, _: Facts) -> dict[str, Any]:
+    idle = () if run.config.codec.kind == "pq" else ("bytes", "train_rows")  # fp16 does not look at these
+    return {**_section(run.config.codec, "codec", skip=idle), "seed": run.config.seed}
+
+
+def _index_inputs(run: Run, facts: Facts) -> dict[str, Any]:
+    index = run.config.index
+    clusters = index.clusters_of(facts["corpus"]["train"]["tokens"]) if index.kind in ("ivf", "ivfpq") else None
+    section = _section(index, "index", skip=("probes", "clusters"))
+    return {**section, "index.clusters": clusters, "seed": run.config.seed}
+
+
+def _search_inputs(run: Run, _: Facts) -> dict[str, Any]:
+    config = run.config
+    return {
+        **_section(config.search, "search"),
+        "index.probes": config.index.probes,
+        "lm.window": config.lm.window,
+        "gnn.left": config.gnn.left,
+        "gnn.right": config.gnn.right,
+    }
+
+
+def _train_inputs(run: Run, facts: Facts) -> dict[str, Any]:
+    from gnnlm.gnn.options import resolve_options, similarity_best
+
+    config = run.config
+    options = resolve_options(config.gnn, facts["encode"]["width"], best=similarity_best(config.index.metric)).as_dict()
+    del options["similarity_unit"]  # comes from the neighbour tables
+    return {
+        **flat(options, "gnn."),
+        **_section(config.train, "train", skip=("device",)),
+        "seed": config.seed,
+    }
+
+
+def _cache_inputs(run: Run, _: Facts) -> dict[str, Any]:
+    return {**_section(run.config.cache, "cache"), "graph k": run.graph_k, "seed": run.config.seed}
+
+
+def _tune_inputs(run: Run, _: Facts) -> dict[str, Any]:
+    tune = run.config.tune
+    grid = COSINE_TEMPERATURES if run.config.index.metric == "cosine" else ["units of l2", *L2_TEMPERATURES]
+    section = _section(tune, "tune", skip=("temperatures",))
+    return {**section, "tune.temperatures": tune.temperatures or grid, "graph k": run.graph_k}
+
+
+def _eval_inputs(run: Run, _: Facts) -> dict[str, Any]:
+    return {"eval.bootstrap": run.config.eval.bootstrap, "seed": run.config.seed}
+
+
+OWN_INPUTS: dict[str, Callable[[Run, Facts], dict[str, Any]]] = {
+    "corpus": _corpus_inputs,
+    "lm": _lm_inputs,
+    "encode": _encode_inputs,
+    "codec": _codec_inputs,
+    "index": _index_inputs,
+    "search": _search_inputs,
+    "train": _train_inputs,
+    "cache": _cache_inputs,
+    "tune": _tune_inputs,
+    "eval": _eval_inputs,
+}
