@@ -122,12 +122,12 @@ def test_head_survives_saving(tmp_path: Path) -> None:
 
 def test_start_token() -> None:
     tokenizer = make_tokenizer()
-    assert hf._start_token(tokenizer, "auto") == tokenizer.bos_token_id
-    assert hf._start_token(tokenizer, "</s>") == tokenizer.eos_token_id
+    assert hf._start_token(tokenizer, "auto", 300) == tokenizer.bos_token_id
+    assert hf._start_token(tokenizer, "</s>", 300) == tokenizer.eos_token_id
     with pytest.raises(ModelError, match="'nope' is not a token"):
-        hf._start_token(tokenizer, "nope")
+        hf._start_token(tokenizer, "nope", 300)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|endoftext|>"]})
-    assert hf._start_token(tokenizer, "auto") == tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    assert hf._start_token(tokenizer, "auto", 300) == tokenizer.convert_tokens_to_ids("<|endoftext|>")
 
 
 def test_tokenize_gives_offsets(tiny_lm_dir: Path) -> None:
@@ -155,7 +155,7 @@ def test_damaged_model_is_one_line(tiny_lm_dir: Path, tmp_path: Path) -> None:
 
     broken = shutil.copytree(tiny_lm_dir, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or cut short"):
         load_lm(LMConfig(model=str(broken), window=32, context=8))
 
 

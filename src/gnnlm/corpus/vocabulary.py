@@ -7,6 +7,7 @@ adaptive softmax wants them.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -83,6 +84,25 @@ class WordVocabulary:
     def piece(self, token: int) -> str:
         return self.words[token]
 
+    def bytes_of(self, token: int) -> bytes:
+        """The word, without the space that parts it from the next; a newline for the end of a line."""
+        return b"\n" if self.words[token] == self._eos else self.words[token].encode("utf-8", "surrogateescape")
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """
+        >>> WordVocabulary(["<eos>", "a", "b", "<unk>"]).detokenize([1, 2, 0, 3, 0])
+        'a b\\n<unk>'
+        """
+        lines: list[list[str]] = [[]]
+        for word in (self.words[token] for token in ids):
+            if word == self._eos:
+                lines.append([])
+            else:
+                lines[-1].append(word)
+        if len(lines) > 1 and not lines[-1]:
+            lines.pop()  # the last line ends in a token too, but no newline follows it
+        return "\n".join(" ".join(line) for line in lines)
+
     def save(self, folder: Path) -> None:
         lines = [f"{self.kind}\t{self._eos}\t{self._unk}", *self.words]
         (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
@@ -133,7 +153,13 @@ class ByteVocabulary:
         return ids.tolist(), offsets.tolist()
 
     def piece(self, token: int) -> str:
-        return bytes([self.values[token]]).decode("latin-1")
+        return visible(self.bytes_of(token))
+
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([self.values[token]])
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return bytes(self.values[token] for token in ids).decode("utf-8", "replace")
 
     def save(self, folder: Path) -> None:
         lines = [self.kind, *(str(value) for value in self.values)]
@@ -177,6 +203,23 @@ def load_vocabulary(folder: Path) -> Vocabulary | None:
     if kind == ByteVocabulary.kind and all(line.isdecimal() and int(line) < 256 for line in lines):
         return ByteVocabulary([int(line) for line in lines])
     raise ModelError(f"{file} is not a vocabulary of this program (its first line is {first[:40]!r})")
+
+
+def visible(data: bytes) -> str:
+    """The bytes as text; those that are only part of a character are written out.
+
+    >>> visible(b" \\xe2\\x82"), visible("\u20ac".encode())
+    (' <0xE2><0x82>', '\u20ac')
+    """
+    return data.decode("utf-8", "gnnlm-visible")
+
+
+def _write_out(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "".join(f"<0x{value:02X}>" for value in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("gnnlm-visible", _write_out)
 
 
 def as_bytes(text: str) -> npt.NDArray[np.uint8]:

@@ -1,28 +1,27 @@
-"""Any Hugging Face causal LM as a base model. The only module that knows transformers.
+"""Any Hugging Face causal LM as a base model. Loading is in `pretrained.py`, its tokens in `tokens.py`.
 
 The state is the input of the output embedding, as the model itself computes it; what the model does to
-the logits afterwards (scale, soft cap) is read from its config. Whether that is the whole truth is not
+the logits afterwards (scale, soft cap) is read from its config. Whether that is all it does is not
 assumed: at loading, head(state) is compared with the model's own log-softmax on a probe.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import importlib.util
-import io
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.lm.head import SoftmaxHead
+from gnnlm.lm.tokens import TokenText
 
 SMOLLM2 = "smollm2"
 SAMPLES, SAMPLE = 256, 2**16  # places of a weight file that are hashed, and bytes at each
@@ -115,7 +114,11 @@ class HFModel:
         if not isinstance(output, nn.Linear):
             raise ModelError(f"{type(model).__name__} has no linear output layer (got {type(output).__name__})")
         self.head = SoftmaxHead(output.weight, output.bias, *_logit_config(model.config))
-        self.start_token = _start_token(tokenizer, start)
+        self._text = TokenText(tokenizer, self.vocab_size)
+        self.start_token = _start_token(tokenizer, start, self.vocab_size)
+        _check_ids(model.get_input_embeddings(), self.vocab_size)
+        last = _last_feed_forward(model)
+        self._keys = None if last is None else _Inputs(last)
         self._check_head()
 
     @property
@@ -139,13 +142,14 @@ class HFModel:
 
     @torch.inference_mode()
     def encode_keys(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        read: list[Tensor] = []
-        hook = _last_feed_forward(self.model).register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
-        try:
+        if self._keys is None:
+            raise ModelError(
+                f"{type(self.model).__name__}: its last feed-forward layer has none of the names "
+                f"{', '.join(FEED_FORWARD)}; use store.key: state"
+            )
+        with self._keys.kept() as kept:
             states_BTD = self.encode(tokens_BT)
-        finally:
-            hook.remove()
-        return states_BTD, read[0].reshape(*states_BTD.shape[:2], -1).float()
+        return states_BTD, kept[0].reshape(*states_BTD.shape[:2], -1).float()
 
     @torch.inference_mode()
     def stream(self, tokens_BT: Tensor, past: Any = None) -> tuple[Tensor, Any]:
@@ -158,19 +162,16 @@ class HFModel:
         return self.head.log_probs(states)
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        if self.tokenizer.is_fast:
-            out = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-            return list(out["input_ids"]), [start for start, _ in out["offset_mapping"]]
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        offsets, at = [], 0
-        for token in ids:
-            offsets.append(min(at, len(text)))
-            at += len(self.piece(token))
-        return list(ids), offsets
+        return self._text.tokenize(text)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return self._text.detokenize(ids)
 
     def piece(self, token: int) -> str:
-        piece: str = self.tokenizer.decode([token])
-        return piece
+        return self._text.piece(token)
+
+    def bytes_of(self, token: int) -> bytes:
+        return self._text.bytes_of(token)
 
     def _arithmetic(self) -> contextlib.AbstractContextManager[object]:
         if self._dtype == "bf16":
@@ -196,16 +197,43 @@ class HFModel:
             )
 
 
-def _last_feed_forward(model: nn.Module) -> nn.Module:
-    """The module whose input is that of the last layer's feed-forward network."""
+class _Inputs:
+    """What a module is given, kept for the thread that asks for it and for no other."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._asked = asked = threading.local()
+
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            kept: list[Tensor] | None = getattr(asked, "kept", None)
+            if kept is not None:
+                kept.append(inputs[0])
+
+        module.register_forward_pre_hook(keep)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[list[Tensor]]:
+        self._asked.kept = kept = list[Tensor]()
+        try:
+            yield kept
+        finally:
+            self._asked.kept = None
+
+
+def _check_ids(embedding: nn.Module, vocab_size: int) -> None:
+    """Refuse ids beyond the vocabulary, whatever way they come to the model: torch's error says nothing of tokens."""
+
+    def check(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        ids = inputs[0]
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            raise ModelError(f"expected token ids from 0 to {vocab_size - 1}, got {int(ids.min())} to {int(ids.max())}")
+
+    embedding.register_forward_pre_hook(check)
+
+
+def _last_feed_forward(model: nn.Module) -> nn.Module | None:
+    """The module whose input is that of the last layer's feed-forward network, if it has a name that is known."""
     stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) and _feed_forward(m[-1])]
-    found = _feed_forward(stacks[-1][-1]) if stacks else None
-    if found is None:
-        raise ModelError(
-            f"{type(model).__name__}: its last feed-forward layer has none of the names {', '.join(FEED_FORWARD)}; "
-            "use store.key: state"
-        )
-    return found
+    return _feed_forward(stacks[-1][-1]) if stacks else None
 
 
 def _feed_forward(layer: nn.Module) -> nn.Module | None:
@@ -222,67 +250,20 @@ def _logit_config(config: Any) -> tuple[float, float | None]:
     return scale, None if cap is None else float(cap)
 
 
-def _start_token(tokenizer: Any, start: str) -> int:
+def _start_token(tokenizer: Any, start: str, vocab_size: int) -> int:
     if start != "auto":
         token = tokenizer.convert_tokens_to_ids(start)
-        if token is None or (token == tokenizer.unk_token_id and start != tokenizer.unk_token):
+        if token is None or token >= vocab_size or (token == tokenizer.unk_token_id and start != tokenizer.unk_token):
             raise ModelError(
                 f"lm.start: {start!r} is not a token of this model; use auto, or one of its special tokens"
             )
         return int(token)
     own = tokenizer("a", verbose=False)["input_ids"]
-    if tokenizer.bos_token_id is not None and own[:1] == [tokenizer.bos_token_id]:
-        return int(tokenizer.bos_token_id)
-    separator = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    if separator is not None and "<|endoftext|>" in tokenizer.get_vocab():
-        return int(separator)
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
+    first = tokenizer.bos_token_id if own[:1] == [tokenizer.bos_token_id] else None
+    separator = tokenizer.get_vocab().get("<|endoftext|>")
+    for token in (first, separator, tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None and token < vocab_size:
             return int(token)
-    raise ModelError("this tokenizer has neither BOS nor EOS to start a document with; set lm.start to a token of it")
-
-
-def load_hf(path: Path, config: LMConfig, device: str) -> HFModel:
-    """Load a model directory or a .gguf file with transformers."""
-    with _quiet_transformers() as transformers:
-        folder, extra = (path.parent, {"gguf_file": path.name}) if path.is_file() else (path, {})
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **extra)
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **extra)
-            model = model.to(device)
-        except Exception as error:  # transformers, safetensors and gguf raise many kinds, none of them ours
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ModelError(f"lm.model {config.model} cannot be loaded: {first}") from error
-        limit = getattr(model.config, "max_position_embeddings", None)
-        if limit is not None and config.window > limit:
-            raise ModelError(
-                f"lm.window is {config.window}, {config.model} reads at most {limit} tokens; lower lm.window"
-            )
-        return HFModel(model, tokenizer, config.start, config.dtype)
-
-
-def save_hf(model: Any, tokenizer: Any, folder: Path) -> None:
-    """A directory that transformers loads, as plain float32 weights whatever the model was loaded from."""
-    with _quiet_transformers() as transformers:
-        config = copy.deepcopy(model.config)
-        for name in ("quantization_config", "_pre_quantization_dtype"):  # a GGUF file counts as quantized
-            if hasattr(config, name):
-                delattr(config, name)
-        fresh = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        fresh.load_state_dict(model.state_dict())
-        fresh.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[Any]:
-    """transformers without its progress bars and advice; what goes wrong there comes as an exception."""
-    import transformers
-
-    was = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield transformers
-    finally:
-        transformers.logging.set_verbosity(was)
+    raise ModelError(
+        "this tokenizer has neither BOS nor EOS to start a document with; set lm.start to one of its tokens"
+    )

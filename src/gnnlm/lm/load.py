@@ -8,8 +8,9 @@ import torch
 
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
-from gnnlm.lm.hf import load_hf, resolve_model
+from gnnlm.lm.hf import resolve_model
 from gnnlm.lm.native import is_native, load_native
+from gnnlm.lm.pretrained import load_hf
 from gnnlm.lm.protocol import BaseLM
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,14 @@ class NativeLM:
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
         return self._words.tokenize(text)
 
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return self._words.detokenize(ids)
+
     def piece(self, token: int) -> str:
         return self._words.piece(token)
+
+    def bytes_of(self, token: int) -> bytes:
+        return self._words.bytes_of(token)
 
     @property
     def _words(self) -> Vocabulary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -66,9 +67,21 @@ class BaseLM(Protocol):
         ...
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of the text (no special tokens) and the character each token starts at."""
+        """Token ids of the text (no special tokens) and the character each token starts at.
+
+        A token ends where the next one starts, the last at the end of the text. Tokens that are parts of one
+        character all start at it, so only the last of them has text by this rule; `piece` shows the others.
+        """
+        ...
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of some tokens; bytes that make no character become U+FFFD."""
         ...
 
     def piece(self, token: int) -> str:
-        """The token as text, for people to read."""
+        """The token as text, for people to read; bytes that are only part of a character are written as <0xE2>."""
+        ...
+
+    def bytes_of(self, token: int) -> bytes:
+        """The token's bytes, which may be only part of a character."""
         ...
