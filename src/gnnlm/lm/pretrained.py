@@ -1,7 +1,7 @@
 """Loading and saving transformers models: nothing of theirs is run, and no weight is made up.
 
 transformers fills weights that a file lacks with random numbers, and would run code that lies beside a model if a
-user said yes to it. Here only safetensors and GGUF files are read, custom code is never run or offered, and a model
+user said yes to it. Here only safetensors and GGUF files are read, custom code is neither run nor offered, and a model
 whose weights do not fit its config exactly is refused with the names of the tensors.
 """
 
@@ -210,17 +210,16 @@ def _refuse_misfits(
     missing: Iterable[str], unexpected: Iterable[str], shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
 ) -> None:
     """Refuse weights that are not exactly the model's, by name; transformers would fill the gaps at random."""
-    reshaped = [f"{name} {list(theirs)} for {list(ours)}" for name, (theirs, ours) in shapes.items()]
-    found = {"missing": missing, "not part of the model": unexpected, "of the wrong shape": reshaped}
+    reshaped = [f"{name} {list(theirs)} instead of {list(ours)}" for name, (theirs, ours) in shapes.items()]
     problems = []
-    for what, names in found.items():
-        ordered = sorted(names)
-        if ordered:
-            listed = ", ".join(ordered[:NAMED]) + (", ..." if len(ordered) > NAMED else "")
-            problems.append(f"{len(ordered)} {what} ({listed})")
+    for what, names in (("missing", missing), ("not in the model", unexpected), ("wrong shape", reshaped)):
+        if ordered := sorted(names):
+            more = ", ..." if len(ordered) > NAMED else ""
+            problems.append(f"{what} ({len(ordered)}): {', '.join(ordered[:NAMED])}{more}")
     if problems:
         raise ModelError(
-            f"its weights and its config do not fit: tensors {'; '.join(problems)}; get the whole model again"
+            f"its tensors are not those that its config describes; {'; '.join(problems)}; get the whole model again, "
+            "or in another format"
         )
 
 

@@ -1,4 +1,4 @@
-"""What the rest of the project needs of a base model, and nothing else."""
+"""The interface of a base model to the rest of the project."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BaseLM(Protocol):
 
     @property
     def parameters(self) -> int:
-        """How many there are."""
+        """The number of parameters."""
         ...
 
     @property
@@ -32,22 +32,22 @@ class BaseLM(Protocol):
 
     @property
     def start_token(self) -> int:
-        """The id that stands before the first token of a text."""
+        """The id that is read before the first token of a text."""
         ...
 
     @property
     def start_always(self) -> bool:
-        """Whether a window in the middle of a text begins with the start token too, not with the token before."""
+        """Whether a window in the middle of a text begins with the start token, not with the token before it."""
         ...
 
     @property
     def receptive_field(self) -> int | None:
-        """Tokens that a state can depend on, itself included; None: all that were read."""
+        """The number of tokens that a state depends on, its own included; None: all that were read."""
         ...
 
     @property
     def segment(self) -> int | None:
-        """Tokens that a model with memory reads at once; None for others."""
+        """The number of tokens that a model with a memory reads at once; None for other models."""
         ...
 
     def encode(self, tokens_BT: torch.Tensor) -> torch.Tensor:
@@ -55,7 +55,7 @@ class BaseLM(Protocol):
         ...
 
     def encode_keys(self, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States, and what the last feed-forward layer read, both [B, T, ...]."""
+        """States, and the input of the last feed-forward layer, both [B, T, ...]."""
         ...
 
     def stream(self, tokens_BT: torch.Tensor, past: Any = None) -> tuple[torch.Tensor, Any]:
