@@ -127,7 +127,7 @@ def put(name: str, change: Callable[[Any], Any]) -> Change:
 @pytest.mark.parametrize(
     ("change", "blocks", "message"),
     [
-        (lambda tensors: tensors.pop("blk.0.ffn_up.weight"), 2, r"missing \(1\): model\.layers\.0\.mlp\.up_proj\.weight"),
+        (lambda tensors: tensors.pop("blk.0.ffn_up.weight"), 2, r"missing \(1\): model\.layers\.0\.mlp\.up_proj"),
         (lambda tensors: tensors.pop("token_embd.weight"), 2, r"missing \(2\): lm_head\.weight, model\.embed_tokens"),
         (lambda tensors: None, 3, r"missing \(9\): model\.layers\.2\.input_layernorm\.weight, .*, \.\.\."),
         (lambda tensors: None, 1, r"not in the model \(9\): blk\.1\.attn_k\.weight, "),
