@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,37 @@ def test_streaming_and_keys(family: str) -> None:
         out, past = lm.stream(part, past)
         parts.append(out)
     torch.testing.assert_close(torch.cat(parts, 1), states, rtol=1e-3, atol=1e-4)
+
+
+def test_keys_of_two_threads_do_not_mix() -> None:
+    lm = HFModel(random_model("llama"), make_tokenizer())
+    texts = [torch.randint(0, 256, (2, 7)), torch.randint(0, 256, (2, 7))]
+    want = [lm.encode_keys(text)[1] for text in texts]
+
+    def read(number: int) -> bool:
+        return all(torch.equal(lm.encode_keys(texts[number])[1], want[number]) for _ in range(100))
+
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(read, range(2))) == [True, True]
+    finally:
+        sys.setswitchinterval(switching)
+
+
+def test_keys_of_an_unknown_feed_forward_layer() -> None:
+    model = random_model("llama")
+    lm = HFModel(model, make_tokenizer())
+    for layer in model.model.layers:
+        layer.strange = layer.mlp
+        del layer.mlp
+        layer.forward = lambda states, *_, **__: states
+    other = HFModel(model, make_tokenizer())
+    assert other.encode(torch.arange(5)[None]).shape == (1, 5, 32)
+    with pytest.raises(ModelError, match=r"none of the names mlp, .*; use store\.key: state"):
+        other.encode_keys(torch.arange(5)[None])
+    assert copy.deepcopy(lm.model) is not lm.model  # LoRA copies models, hooks and all
 
 
 def test_a_model_with_unknown_logits_is_refused() -> None:

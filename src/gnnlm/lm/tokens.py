@@ -129,11 +129,10 @@ def align(pieces: Sequence[bytes], text: str) -> list[int]:
     """
     data, at, starts = text.encode(), 0, []
     for piece in pieces:
-        for wanted in (piece, piece.strip()):  # a space before the first word may be the tokenizer's own
-            found = data.find(wanted, at, at + len(wanted) + LOOK_AHEAD)
-            if found >= 0:
-                break
-        starts.append(max(at, found))
-        at = at if found < 0 else found + len(wanted)
+        tries = ((wanted, ahead) for ahead in (0, LOOK_AHEAD) for wanted in (piece, piece.strip()))
+        found = ((wanted, data.find(wanted, at, at + len(wanted) + ahead)) for wanted, ahead in tries)
+        taken, start = next((match for match in found if match[1] >= 0), (b"", at))
+        starts.append(start)
+        at = start + len(taken)
     characters = np.append(byte_offsets(text), len(text))
     return [int(start) for start in characters[starts]]
