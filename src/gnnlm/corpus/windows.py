@@ -52,3 +52,13 @@ def plan_windows(tokens: int, window: int, context: int, ends: Sequence[int] | E
         windows.append(Window(start, stop, first))
         first = stop + 1
     return windows
+
+
+def window_start(offset: int, window: int, context: int) -> int:
+    """Where the window that keeps an offset begins: `plan_windows` without `ends`, whatever follows in the text.
+
+    >>> [window_start(offset, window=4, context=2) for offset in range(9)]
+    [0, 0, 0, 0, 2, 2, 4, 4, 6]
+    """
+    step = window - context
+    return max(0, (offset - context) // step) * step

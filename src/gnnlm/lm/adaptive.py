@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnlm.lm.adaptive_softmax import AdaptiveHead, AdaptiveInput, band_widths
+from gnnlm.lm.past import KeyValues
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,11 @@ class AdaptiveTransformer(nn.Module):
         """A whole text, from its first token."""
         return self.stream(tokens_BT)
 
-    def stream(self, tokens_BT: Tensor, past: Any = None) -> Output:
+    def stream(self, tokens_BT: Tensor, past: KeyValues | None = None) -> Output:
         """Tokens that follow those of `past`."""
-        out: Output = self(tokens_BT, past)
-        return out
+        out: Output = self(tokens_BT, None if past is None else past.dense())
+        read = range(out.past[0][0].shape[2])
+        return out._replace(past=KeyValues(tuple(out.past), (read,) * len(tokens_BT)))
 
 
 class Layer(nn.Module):

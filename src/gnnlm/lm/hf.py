@@ -1,4 +1,4 @@
-"""Any Hugging Face causal LM as a base model. Loading is in `pretrained.py`, its tokens in `tokens.py`.
+"""Any Hugging Face causal LM as a base model. It is loaded in `pretrained.py`; its tokens are in `tokens.py`.
 
 The state is the input of the output embedding, as the model itself computes it; what the model does to
 the logits afterwards (scale, soft cap) is read from its config. Whether that is all it does is not
@@ -13,15 +13,20 @@ import importlib.util
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from gnnlm.errors import ModelError
 from gnnlm.lm.head import SoftmaxHead
+from gnnlm.lm.protocol import Streamed
 from gnnlm.lm.tokens import TokenText
+
+if TYPE_CHECKING:
+    from gnnlm.lm.hf_stream import HFStream  # imports transformers, which takes a while
 
 SMOLLM2 = "smollm2"
 SAMPLES, SAMPLE = 256, 2**16  # samples of a large weight file that are hashed, and the bytes of each
@@ -125,7 +130,6 @@ class HFModel:
         self.head = SoftmaxHead(output.weight, output.bias, *_logit_config(model.config))
         self._text = TokenText(tokenizer, self.vocab_size)
         self.start_token = _start_token(tokenizer, start, self.vocab_size)
-        _check_ids(model.get_input_embeddings(), self.vocab_size)
         last = _last_feed_forward(model)
         self._keys = None if last is None else _Inputs(last)
         self._check_head()
@@ -142,29 +146,54 @@ class HFModel:
     def vocab_size(self) -> int:
         return self.head.vocab_size
 
-    @torch.inference_mode()
     def encode(self, tokens_BT: Tensor) -> Tensor:
-        with self._arithmetic():
-            out = self.model.base_model(input_ids=tokens_BT.to(self.device), use_cache=False)
-        states: Tensor = out.last_hidden_state.float()
-        return states
+        return self._forward(tokens_BT, use_cache=False)[0]
+
+    def encode_keys(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        states_BTD, keys_BTD, _ = self._forward(tokens_BT, keys=True, use_cache=False)
+        assert keys_BTD is not None
+        return states_BTD, keys_BTD
+
+    @cached_property
+    def _stream(self) -> HFStream:
+        from gnnlm.lm.hf_stream import HFStream
+
+        return HFStream(self.model.base_model, self.vocab_size, self._forward)
+
+    @property
+    def ragged(self) -> bool:
+        return self._stream.ragged
 
     @torch.inference_mode()
-    def encode_keys(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def stream(
+        self, tokens_BT: Tensor, past: Any = None, counts: Sequence[int] | None = None, keys: bool = False
+    ) -> Streamed:
+        return self._stream.read(tokens_BT, past, counts, keys)
+
+    @torch.inference_mode()
+    def _forward(self, tokens_BT: Tensor, keys: bool = False, **arguments: Any) -> tuple[Tensor, Tensor | None, Any]:
+        """States, keys if asked for, and the model's own output; everything that is read is read here."""
+        if tokens_BT.numel() and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < self.vocab_size:
+            raise ModelError(
+                f"expected token ids from 0 to {self.vocab_size - 1}, got {int(tokens_BT.min())} to "
+                f"{int(tokens_BT.max())}"
+            )
+        reading = self._keys_read() if keys else contextlib.nullcontext([])
+        placed = {
+            name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in arguments.items()
+        }
+        with reading as read, self._arithmetic():
+            out = self.model.base_model(input_ids=tokens_BT.to(self.device), **placed)
+        states_BTD = out.last_hidden_state.float()
+        return states_BTD, read[0].reshape(*states_BTD.shape[:2], -1).float() if keys else None, out
+
+    def _keys_read(self) -> contextlib.AbstractContextManager[list[Tensor]]:
         if self._keys is None:
             raise ModelError(
                 f"{type(self.model).__name__}: its last feed-forward layer has none of the names "
                 f"{', '.join(FEED_FORWARD)}; use store.key: state"
             )
-        with self._keys.kept() as kept:
-            states_BTD = self.encode(tokens_BT)
-        return states_BTD, kept[0].reshape(*states_BTD.shape[:2], -1).float()
-
-    @torch.inference_mode()
-    def stream(self, tokens_BT: Tensor, past: Any = None) -> tuple[Tensor, Any]:
-        with self._arithmetic():
-            out = self.model.base_model(input_ids=tokens_BT.to(self.device), past_key_values=past, use_cache=True)
-        return out.last_hidden_state.float(), out.past_key_values
+        return self._keys.kept()
 
     @torch.inference_mode()
     def log_probs(self, states: Tensor) -> Tensor:
@@ -227,17 +256,6 @@ class _Inputs:
             yield kept
         finally:
             self._asked.kept = None
-
-
-def _check_ids(embedding: nn.Module, vocab_size: int) -> None:
-    """Refuse ids beyond the vocabulary, whatever way they come to the model: torch's error says nothing of tokens."""
-
-    def check(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        ids = inputs[0]
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-            raise ModelError(f"expected token ids from 0 to {vocab_size - 1}, got {int(ids.min())} to {int(ids.max())}")
-
-    embedding.register_forward_pre_hook(check)
 
 
 def _last_feed_forward(model: nn.Module) -> nn.Module | None:

@@ -19,6 +19,7 @@ from gnnlm.corpus.vocabulary import FILE, Vocabulary, load_vocabulary
 from gnnlm.errors import ModelError
 from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer, Output
 from gnnlm.lm.head import Head
+from gnnlm.lm.protocol import Streamed
 from gnnlm.lm.tensors import load_tensors, save_tensors
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions
 
@@ -57,6 +58,7 @@ class NativeLM:
     """A frozen model of the paper's; see gnnlm.lm.protocol.BaseLM."""
 
     start_always = False
+    ragged = False
 
     def __init__(
         self,
@@ -110,9 +112,11 @@ class NativeLM:
         return out.states.float(), out.ffn_input.float()
 
     @torch.inference_mode()
-    def stream(self, tokens_BT: Tensor, past: Any = None) -> tuple[Tensor, Any]:
+    def stream(
+        self, tokens_BT: Tensor, past: Any = None, counts: Sequence[int] | None = None, keys: bool = False
+    ) -> Streamed:
         out = self._read(tokens_BT, past)
-        return out.states.float(), out.past
+        return Streamed(out.states.float(), out.ffn_input.float() if keys else None, out.past)
 
     def _read(self, tokens_BT: Tensor, past: Any = None) -> Output:
         if tokens_BT.numel() and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < self.vocab_size:
@@ -121,7 +125,7 @@ class NativeLM:
                 f"{int(tokens_BT.max())}"
             )
         with self._arithmetic():
-            return self.model.stream(tokens_BT.to(self.head.device), *(() if past is None else (past,)))
+            return self.model.stream(tokens_BT.to(self.head.device), past)
 
     @torch.inference_mode()
     def log_probs(self, states: Tensor) -> Tensor:

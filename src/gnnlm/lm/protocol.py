@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from gnnlm.lm.head import Head
+
+
+class Past(Protocol):
+    """What a model keeps of the tokens it has read, in one row or several. A value: reading on makes a new one.
+
+    A method returns None where a model cannot do it; the tokens must then be read again.
+    """
+
+    def select(self, rows: Sequence[int]) -> Past | None:
+        """These rows, in this order, each as often as it is named."""
+        ...
+
+    def crop(self, counts: Sequence[int]) -> Past | None:
+        """Without the last counts[b] tokens of row b."""
+        ...
+
+    def join(self, others: Sequence[Any]) -> Past | None:
+        """The rows of all, one behind the other."""
+        ...
+
+
+class Streamed(NamedTuple):
+    """States [B, T, D], what the last feed-forward read where asked for, and the past with the tokens just read."""
+
+    states: torch.Tensor
+    keys: torch.Tensor | None
+    past: Past | None
 
 
 class BaseLM(Protocol):
@@ -58,8 +85,19 @@ class BaseLM(Protocol):
         """States, and the input of the last feed-forward layer, both [B, T, ...]."""
         ...
 
-    def stream(self, tokens_BT: torch.Tensor, past: Any = None) -> tuple[torch.Tensor, Any]:
-        """States of tokens that follow those of `past`, and the new past."""
+    @property
+    def ragged(self) -> bool:
+        """Whether the rows of a past may have read different numbers of tokens."""
+        ...
+
+    def stream(
+        self,
+        tokens_BT: torch.Tensor,
+        past: Any = None,
+        counts: Sequence[int] | None = None,
+        keys: bool = False,
+    ) -> Streamed:
+        """Read on from a past. Of row b, a ragged model reads only the first counts[b] tokens; the rest is padding."""
         ...
 
     def log_probs(self, states: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -133,12 +134,10 @@ class TransformerXL(nn.Module):
         """A whole text from its first token, segment by segment."""
         return self.stream(tokens_BT)
 
-    def stream(self, tokens_BT: Tensor, past: tuple[list[Tensor] | None, int] = (None, 0)) -> Output:
-        """Tokens that follow those of `past`, in the segments that the whole text is cut into.
-
-        `past` holds the memory with what was read of the segment that is not whole yet, and how much that is.
-        """
-        length, (seen, done) = self.options.segment, past
+    def stream(self, tokens_BT: Tensor, past: Memory | None = None) -> Output:
+        """Tokens that follow those of `past`, in the segments that the whole text is cut into."""
+        length = self.options.segment
+        seen, done = (None, 0) if past is None else (past.seen, past.done)
         parts = tokens_BT.split([len(part) for part in segments(tokens_BT.shape[1], length, done)], dim=1)
         states, read = [], []
         for part in parts:
@@ -147,7 +146,29 @@ class TransformerXL(nn.Module):
             states.append(out.states)
             read.append(out.ffn_input)
             seen = out.past
-        return Output(torch.cat(states, dim=1), torch.cat(read, dim=1), (seen, done))
+        assert seen is not None
+        return Output(torch.cat(states, dim=1), torch.cat(read, dim=1), Memory(seen, done))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Each layer's inputs of the tokens in memory and of those read of a segment that is not whole, [B, M, D]."""
+
+    seen: list[Tensor]
+    done: int  # tokens read of that segment
+
+    def select(self, rows: Sequence[int]) -> Memory:
+        return Memory([inputs[torch.tensor(rows, device=inputs.device)] for inputs in self.seen], self.done)
+
+    def crop(self, counts: Sequence[int]) -> Memory | None:
+        """None where the end of an earlier segment is to be dropped: what its tokens attended to is gone."""
+        (count,) = set(counts)
+        if count > self.done:
+            return None
+        return Memory([inputs[:, : inputs.shape[1] - count] for inputs in self.seen], self.done - count)
+
+    def join(self, others: Sequence[Memory]) -> Memory:
+        return Memory([torch.cat(parts) for parts in zip(self.seen, *(o.seen for o in others), strict=True)], self.done)
 
 
 class Layer(nn.Module):
