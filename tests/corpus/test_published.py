@@ -314,6 +314,27 @@ def build_with_lm(folder: Path, **config: Any) -> Artifact:
         return build_corpus(draft, CorpusConfig(**config), seed=0, lm=lambda: (Characters(), 100))
 
 
+def test_no_script_of_a_dataset_is_run_or_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions of datasets ask on the terminal unless they are told not to."""
+    datasets = pytest.importorskip("datasets")
+    told: list[object] = []
+
+    def load(*_: object, trust_remote_code: object = None, **__: object) -> object:
+        told.append(trust_remote_code)
+        return datasets.Dataset.from_dict({"text": ["a"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    hub.load_split("some/dataset", None, "train")
+    hub.load_split("some/dataset", "one", "train", converted=True)
+    assert told == [False, False]
+    monkeypatch.undo()
+    (tmp_path / "scripted").mkdir()
+    (tmp_path / "scripted" / "scripted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(CorpusError, match="cannot be loaded"):
+        hub.load_split(str(tmp_path / "scripted"), None, "train")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_datasets_that_will_not_do(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": ["a", "b", "c"]}).save_to_disk(tmp_path / "one")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import pickle
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import pytest
@@ -75,15 +77,47 @@ def test_byte_symbols(tmp_path: Path) -> None:
     assert lm.start_token == 0
 
 
+class Own:
+    """A class that only the program which made a checkpoint has."""
+
+
 def test_a_file_that_would_run_something_is_refused(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, ...]:
             return (Path.touch, (tmp_path / "ran",))
 
     torch.save({"model": {}, "args": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(ModelError, match="holds more than tensors"):
+    with pytest.raises(ModelError, match=r"holds more than tensors and plain values \(it needs getattr\)"):
         convert_fairseq(tmp_path / "evil.pt")
     assert not (tmp_path / "ran").exists()
+
+
+def test_files_that_torch_would_load_only_unsafely(tmp_path: Path) -> None:
+    """torch advises to load them with weights_only=False; we say what to save instead."""
+    torch.save({"model": {}, "args": Own()}, tmp_path / "own.pt")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "script.pt")
+    (tmp_path / "pickle.pt").write_bytes(pickle.dumps({"a": Own()}, protocol=5))
+    whole = (tmp_path / "own.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "cut.safetensors").write_bytes(b"\0" * 20)
+    for name, why in (
+        ("own.pt", "(it needs tests.lm.test_convert.Own), which is not loaded; save its state_dict()"),
+        ("module.pt", "(it needs torch.nn.modules.linear.Linear), which is not loaded; save its state_dict()"),
+        ("script.pt", "is a TorchScript archive, which is not loaded; save the model's state_dict()"),
+        ("pickle.pt", "cannot be read as a checkpoint: it is damaged or cut short"),
+        ("cut.pt", "cannot be read as a checkpoint: it is damaged or cut short"),
+        ("cut.safetensors", "cannot be read as a checkpoint: it is damaged or cut short"),
+    ):
+        with pytest.raises(ModelError) as caught:
+            convert_fairseq(tmp_path / name)
+        assert why in str(caught.value)
+        assert "weights_only" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+    line = error_line("lm", "convert", "fairseq", tmp_path / "script.pt", "--out", tmp_path / "out")
+    assert line.startswith(f"error: {tmp_path / 'script.pt'} is a TorchScript archive")
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_streaming_and_keys(family: str) -> None:
     assert not torch.allclose(keys[:, 1:], keys[:, :-1])
     parts, past = [], None
     for part in tokens.split([3, 1, 3], dim=1):
-        out, past = lm.stream(part, past)
+        out, _, past = lm.stream(part, past)
         parts.append(out)
     torch.testing.assert_close(torch.cat(parts, 1), states, rtol=1e-3, atol=1e-4)
 
