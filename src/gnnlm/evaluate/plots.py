@@ -7,24 +7,27 @@ from typing import Any
 
 from gnnlm.predict.predictor import LABELS, PREDICTORS, perplexity
 
+TALLEST = 1e9  # a larger perplexity says nothing, and the axis cannot show it
 COLOURS = {"base": "#9aa5b1", "knn": "#6baed6", "gnn": "#fd8d3c", "gnn_knn": "#31a354"}
 
 
 def plot_rows(report: dict[str, Any], path: Path) -> None:
     """Perplexity of the four predictors with their 95% intervals."""
     figure, axes = _axes()
+    highest = 1.0
     for place, name in enumerate(PREDICTORS):
         row = report["rows"][name]
-        if row["ppl"] is None or None in row["ppl_95"]:
-            axes.text(place, 0, "infinite", ha="center", va="bottom")
+        if any(value is None or value > TALLEST for value in (row["ppl"], *row["ppl_95"])):
+            axes.text(place, 0, "infinite" if row["ppl"] is None else f"{row['ppl']:.3g}", ha="center", va="bottom")
             continue
-        low, high = row["ppl_95"]
+        low, high = min(row["ppl"], row["ppl_95"][0]), max(row["ppl"], row["ppl_95"][1])  # few samples may miss it
+        highest = max(highest, high)
         axes.bar(place, row["ppl"], color=COLOURS[name], width=0.65)
         axes.errorbar(place, row["ppl"], yerr=[[row["ppl"] - low], [high - row["ppl"]]], color="#333", capsize=4, lw=1)
         change = "" if name == "base" else f"\n{100 * row['change']:+.1f}%"
         axes.text(place, high * 1.01, f"{row['ppl']:.2f}{change}", ha="center", va="bottom")
     axes.set_xticks(range(len(PREDICTORS)), [LABELS[name] for name in PREDICTORS])
-    axes.set_ylim(0, 1.18 * max(report["rows"][name]["ppl_95"][1] or 0 for name in PREDICTORS))
+    axes.set_ylim(0, 1.18 * highest)
     axes.set_ylabel("test perplexity")
     axes.set_title(f"{report['test_tokens']:,} test tokens, {report['store_tokens']:,} in the store", fontsize=10)
     _save(figure, path)
