@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CorpusConfig, parse_config
 from gnnlm.corpus import benchmarks, hub
 from gnnlm.corpus.benchmarks import BENCHMARKS, Benchmark, read_benchmark
-from gnnlm.corpus.build import build_corpus, text_fingerprint
+from gnnlm.corpus.build import build_corpus, read_splits, text_fingerprint
 from gnnlm.corpus.stream import END, Stream
 from gnnlm.corpus.vocabulary import ByteVocabulary, WordVocabulary, cut_words, load_vocabulary
 from gnnlm.errors import ConfigError, CorpusError, ModelError
@@ -192,6 +193,45 @@ def test_enwik8_that_is_not_is_refused(enwik8: Path) -> None:
     (enwik8 / "enwik8.gz").write_bytes(b"junk")
     with pytest.raises(CorpusError, match="cannot be unpacked"):
         read_benchmark("enwik8", enwik8)
+
+
+@pytest.mark.timeout(30)
+def test_files_of_a_benchmark_that_are_not_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for source in ("wikitext-2", "enwik8"):
+        for place in (tmp_path, tmp_path / "pipe"):
+            files = dict.fromkeys(("train", "valid", "test"), place)
+            with pytest.raises(CorpusError, match="is not a file; expected one file for each split"):
+                read_benchmark(source, None, files)
+            with pytest.raises(CorpusError, match="is not a file"):
+                benchmarks.benchmark_fingerprint(source, files)
+
+
+def test_damaged_files_of_a_benchmark(tmp_path: Path) -> None:
+    damaged = bytearray(gzip.compress(b"words"))
+    damaged[10] = 0xFF
+    (tmp_path / "a.GZ").write_bytes(damaged)
+    files = dict.fromkeys(("train", "valid", "test"), tmp_path / "a.GZ")
+    with pytest.raises(CorpusError, match=r"a.GZ cannot be read as UTF-8 text \(.*\); download or convert it again"):
+        read_benchmark("wikitext-2", None, files)
+    with pytest.raises(CorpusError, match=r"a.GZ cannot be unpacked \(.*\); download it again"):
+        read_benchmark("enwik8", None, files)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a", "words")
+    locked = bytearray((tmp_path / "a.zip").read_bytes())
+    for name, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        locked[locked.index(name) + flags] |= 1  # says that it is encrypted
+    (tmp_path / "a.zip").write_bytes(locked)
+    with pytest.raises(CorpusError, match=r"a.zip cannot be unpacked \(.*password.*\)"):
+        read_benchmark("enwik8", None, dict.fromkeys(("train", "valid", "test"), tmp_path / "a.zip"))
+
+
+def test_a_home_directory_that_is_not_there(tmp_path: Path) -> None:
+    config = CorpusConfig(source="enwik8", data_dir="~no-such-user/data")
+    with pytest.raises(CorpusError, match="~no-such-user/data is not a folder"):
+        read_splits(config, 0, tmp_path)
+    with pytest.raises(CorpusError, match=r"dataset ~no-such-user/x, split 'train' cannot be loaded"):
+        hub.load_split("~no-such-user/x", None, "train")
 
 
 def test_without_a_folder_and_offline_it_says_what_to_do() -> None:
