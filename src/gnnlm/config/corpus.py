@@ -66,7 +66,7 @@ class CorpusConfig(Section):
         le=10**9,
         description="With `words`: a word that occurs fewer times than this in train becomes `<unk>`.",
     )
-    encoding: str = Field("utf-8", description="Text encoding of the files, by the name Python gives it.")
+    encoding: str = Field("utf-8", description="Encoding of the text files, such as utf-8, utf-16 or latin-1.")
     skip_unreadable: bool = Field(
         False,
         description="Skip files that cannot be read as text, with a warning, instead of stopping at the first.",

@@ -31,7 +31,10 @@ class ArchitectureConfig(Section):
         "embeddings. [20000, 60000] makes three bands, [] one.",
     )
     factor: float | None = Field(
-        None, ge=1, le=1000, description="Each band's embeddings are this many times narrower than the band's before."
+        None,
+        ge=1,
+        le=1000,
+        description="Embeddings of each band are this many times narrower than those of the band before.",
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout on the embeddings and on the output of each layer."
@@ -78,7 +81,7 @@ class LMTrainConfig(FitConfig):
     steps: int = Field(5000, ge=1, le=MAX_STEPS, description="Number of optimizer steps.")
     optimizer: Literal["adam", "nesterov"] = Field(
         "adam",
-        description="`adam`, or `nesterov`: SGD with Nesterov momentum, as the paper's base models were trained.",
+        description="`adam`, or `nesterov`: SGD with Nesterov momentum, as the adaptive-input Transformer was trained.",
     )
     momentum: float = Field(0.99, ge=0, lt=1, description="Momentum of `nesterov`.")
 
@@ -147,8 +150,8 @@ class LMConfig(Section):
         1024,
         ge=2,
         le=MAX_WINDOW,
-        description="Tokens the model reads at once, which is also as far back as a state can see. At most what the "
-        "model was trained for.",
+        description="Tokens the model reads at once: the receptive field of a state. At most what the model was trained "
+        "for.",
     )
     context: int = Field(
         256,
@@ -173,7 +176,8 @@ class LMConfig(Section):
         "fp32", description="Arithmetic of the frozen model: `fp32`, or `bf16`, which is faster and less exact."
     )
     device: str = Field(
-        "auto", description="`auto` (CUDA if there is a GPU, otherwise the CPU), `cpu`, `cuda`, `cuda:1`."
+        "auto",
+        description="`auto` (a GPU if there is one, otherwise the CPU), `cpu`, `cuda`, or one GPU such as `cuda:1`.",
     )
 
     @model_validator(mode="after")

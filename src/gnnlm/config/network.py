@@ -32,8 +32,8 @@ class GnnConfig(Section):
         1,
         ge=0,
         le=MAX_REACH,
-        description="Positions to the right of a retrieved row in its window. The first of them has read the token "
-        "that follows the row, so 0 hides what can be copied.",
+        description="Positions to the right of a retrieved row in its window. The first of them has read the row's "
+        "next token: with 0 the network does not see what it could copy.",
     )
     context: int = Field(
         128,

@@ -104,8 +104,8 @@ class SearchConfig(Section):
         None,
         ge=1,
         le=MAX_TOKENS,
-        description="Search neighbours for only the first this many train positions; the GNN is trained on these. "
-        "Lower it to save time on a large corpus. Default: all.",
+        description="How many train positions, from the first on, neighbours are searched for; the GNN is trained on "
+        "these alone. Lower it to save time on a large corpus. Default: all.",
     )
     exclude: Literal["receptive-field", "document"] = Field(
         "document",

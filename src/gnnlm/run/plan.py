@@ -124,7 +124,7 @@ def amounts(run: Run) -> dict[str, Amount]:
         }
     if any(limit is None for limit in limits.values()):
         raise ConfigError(
-            "the amount of text is not known before the corpus is made; make it first: gnnlm corpus, with the same config"
+            "the amount of text is not known before the corpus is made; make it first: gnnlm corpus, with this config"
         )
     return {split: Amount(int(limits[split]), 0) for split in SPLITS}
 
