@@ -111,7 +111,7 @@ def test_short_lines_that_stand_in_train_are_told(tmp_path: Path, capsys: pytest
     made = build(tmp_path, source=None, **paths)
     assert made.facts["test"]["overlap"]["remaining_short_overlap"] == 1
     assert made.facts["valid"]["overlap"]["remaining_short_overlap"] == 0
-    assert "100% of the test split still stands in earlier text" in capsys.readouterr().err
+    assert "100% of the test split still appears in earlier text" in capsys.readouterr().err
 
 
 def test_a_test_split_that_is_all_train_is_refused(tmp_path: Path) -> None:

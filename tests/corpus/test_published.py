@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CorpusConfig, parse_config
 from gnnlm.corpus import benchmarks, hub
 from gnnlm.corpus.benchmarks import BENCHMARKS, Benchmark, read_benchmark
-from gnnlm.corpus.build import build_corpus, text_fingerprint
+from gnnlm.corpus.build import build_corpus, read_splits, text_fingerprint
 from gnnlm.corpus.stream import END, Stream
 from gnnlm.corpus.vocabulary import ByteVocabulary, WordVocabulary, cut_words, load_vocabulary
 from gnnlm.errors import ConfigError, CorpusError, ModelError
@@ -71,7 +72,7 @@ def test_wikitext(wikitext: Path, tmp_path: Path) -> None:
 def test_wikitext_that_is_not_is_refused(wikitext: Path, tmp_path: Path) -> None:
     with (wikitext / "wiki.valid.tokens").open("a") as file:
         file.write("more\n")
-    with pytest.raises(CorpusError, match=r"this is not wikitext-2: its valid split has 36 tokens, .* here are 38"):
+    with pytest.raises(CorpusError, match=r"this is not wikitext-2: expected 36 tokens, .* valid split \(got 38\)"):
         read_benchmark("wikitext-2", wikitext)
     (wikitext / "wiki.valid.tokens").unlink()
     with pytest.raises(CorpusError, match=r"holds no wiki.valid.tokens"):
@@ -81,7 +82,7 @@ def test_wikitext_that_is_not_is_refused(wikitext: Path, tmp_path: Path) -> None
 def test_vocabulary_that_is_not_is_refused(wikitext: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Benchmark("wikitext-2", "words", tokens=BENCHMARKS["wikitext-2"].tokens, vocabulary=99)
     monkeypatch.setitem(BENCHMARKS, "wikitext-2", other)
-    with pytest.raises(CorpusError, match="its vocabulary has 99 words"):
+    with pytest.raises(CorpusError, match="expected a vocabulary of 99 words"):
         build(tmp_path, source="wikitext-2", data_dir=str(wikitext), tokens="words")
     # a slice may differ
     build(tmp_path, source="wikitext-2", data_dir=str(wikitext), tokens="words", max_train_tokens=12)
@@ -194,13 +195,52 @@ def test_enwik8_that_is_not_is_refused(enwik8: Path) -> None:
         read_benchmark("enwik8", enwik8)
 
 
+@pytest.mark.timeout(30)
+def test_files_of_a_benchmark_that_are_not_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for source in ("wikitext-2", "enwik8"):
+        for place in (tmp_path, tmp_path / "pipe"):
+            files = dict.fromkeys(("train", "valid", "test"), place)
+            with pytest.raises(CorpusError, match="is not a file; expected one file for each split"):
+                read_benchmark(source, None, files)
+            with pytest.raises(CorpusError, match="is not a file"):
+                benchmarks.benchmark_fingerprint(source, files)
+
+
+def test_damaged_files_of_a_benchmark(tmp_path: Path) -> None:
+    damaged = bytearray(gzip.compress(b"words"))
+    damaged[10] = 0xFF
+    (tmp_path / "a.GZ").write_bytes(damaged)
+    files = dict.fromkeys(("train", "valid", "test"), tmp_path / "a.GZ")
+    with pytest.raises(CorpusError, match=r"a.GZ cannot be read as UTF-8 text \(.*\); download or convert it again"):
+        read_benchmark("wikitext-2", None, files)
+    with pytest.raises(CorpusError, match=r"a.GZ cannot be unpacked \(.*\); download it again"):
+        read_benchmark("enwik8", None, files)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a", "words")
+    locked = bytearray((tmp_path / "a.zip").read_bytes())
+    for name, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        locked[locked.index(name) + flags] |= 1  # says that it is encrypted
+    (tmp_path / "a.zip").write_bytes(locked)
+    with pytest.raises(CorpusError, match=r"a.zip cannot be unpacked \(.*password.*\)"):
+        read_benchmark("enwik8", None, dict.fromkeys(("train", "valid", "test"), tmp_path / "a.zip"))
+
+
+def test_a_home_directory_that_is_not_there(tmp_path: Path) -> None:
+    config = CorpusConfig(source="enwik8", data_dir="~no-such-user/data")
+    with pytest.raises(CorpusError, match="~no-such-user/data is not a folder"):
+        read_splits(config, 0, tmp_path)
+    with pytest.raises(CorpusError, match=r"dataset ~no-such-user/x, split 'train' cannot be loaded"):
+        hub.load_split("~no-such-user/x", None, "train")
+
+
 def test_without_a_folder_and_offline_it_says_what_to_do() -> None:
-    with pytest.raises(CorpusError, match=r"wikitext-103 was not found here and could not be downloaded .* --data-dir"):
+    with pytest.raises(CorpusError, match=r"wikitext-103 could not be downloaded from the hub .* --data-dir"):
         read_benchmark("wikitext-103", None)
 
 
 def test_benchmarks_are_not_cleaned() -> None:
-    with pytest.raises(ConfigError, match="kept as published"):
+    with pytest.raises(ConfigError, match="stay as published"):
         parse_config({"run": "r", "corpus": {"source": "enwik8", "overlap": "drop"}})
 
 
@@ -233,7 +273,7 @@ def test_split_files_in_a_folder_named_from_here(tmp_path: Path, monkeypatch: py
     assert made.facts["train"]["tokens"] == 8
     config = CorpusConfig(source=None, data_dir="mine", tokens="words", **files)
     assert text_fingerprint(config, tmp_path / "run")
-    with pytest.raises(CorpusError, match="nowhere is no folder"):
+    with pytest.raises(CorpusError, match="nowhere is not a folder"):
         build(tmp_path, source=None, data_dir="nowhere", tokens="words", **files)
 
 
@@ -342,5 +382,5 @@ def test_datasets_that_will_not_do(tmp_path: Path) -> None:
         build_with_lm(tmp_path, dataset=str(tmp_path / "one"), source=None)
     numbers = datasets.Dataset.from_dict({"text": [1, 2, 3]})
     datasets.DatasetDict(train=numbers, validation=numbers, test=numbers).save_to_disk(tmp_path / "numbers")
-    with pytest.raises(CorpusError, match="is not text"):
+    with pytest.raises(CorpusError, match="does not hold text but"):
         build_with_lm(tmp_path, dataset="numbers", data_dir=str(tmp_path), source=None)

@@ -39,7 +39,7 @@ def test_single_file(tmp_path: Path) -> None:
     [
         (b"not json", 'c.jsonl:1: expected a JSON object with a "text" field'),
         (b"[1]", "c.jsonl:1: expected"),
-        (b'{"text": 3}', '"text" to be a string, got int'),
+        (b'{"text": 3}', r'"text" to be a string \(got int\)'),
     ],
 )
 def test_bad_json_lines(tmp_path: Path, content: bytes, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,22 @@ def is_png(path: Path) -> bool:
 def test_one_bootstrap_sample(tmp_path: Path) -> None:
     """The interval is then one point, which need not hold the figure."""
     plot_rows(report(base={"ppl_95": [11.0, 11.0]}, knn={"ppl_95": [9.0, 9.0]}), tmp_path / "rows.png")
+    assert is_png(tmp_path / "rows.png")
+
+
+@pytest.mark.parametrize(
+    ("ppl", "interval"),
+    [
+        (10.0, (11.0, 12.0)),  # an interval of few resamplings may miss the value itself
+        (10.0, (8.0, 9.0)),
+        (1.0, (1.0, 1.0)),
+        (1e300, (1e300, 1e304)),
+    ],
+)
+def test_odd_figures(tmp_path: Path, ppl: float, interval: tuple[float, float]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot_rows(report(**{name: {"ppl": ppl, "ppl_95": interval} for name in PREDICTORS}), tmp_path / "rows.png")
     assert is_png(tmp_path / "rows.png")
 
 

@@ -1,7 +1,7 @@
 """The one config file: every field typed, documented, checked and overridable.
 
-A section's fields stand in the file named after what they configure; `schema.py` joins them, `load.py` reads a file.
-Knows nothing of what the stages do with the values.
+The fields of a section are in the file named after what they configure. `schema.py` joins the sections, `load.py` reads
+a file with `plain_yaml.py`, and `words.py` words the complaints. Knows nothing of what the stages do with the values.
 """
 
 from gnnlm.config.corpus import CorpusConfig

@@ -2,89 +2,155 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from gnnlm.config.section import Section
+from gnnlm.config.section import MAX_TOKENS, Section
+from gnnlm.config.words import show
 
 BENCHMARK_NAMES = ("wikitext-103", "wikitext-2", "one-billion-word", "enwik8")
+SUFFIXES = (".txt", ".md", ".rst", ".adoc", ".html", ".htm", ".jsonl")
+NOT_FILES = ("idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape")  # encodings of something else
 
 
 class CorpusConfig(Section):
     source: str | None = Field(
         "python-docs",
-        description="A file or folder of .txt, .md, .rst or .jsonl (or .gz of these), split by document; "
+        description="The text: a file or a folder (see `corpus.suffixes` for what is read), split by document; "
         "`python-docs`, the documentation of the Python that runs; or a benchmark, split as published: "
-        "`wikitext-103`, `wikitext-2`, `one-billion-word`, `enwik8`. Null when train, valid and test are given.",
+        "`wikitext-103`, `wikitext-2`, `one-billion-word`, `enwik8`. Set it to null when you give train, valid and "
+        "test yourself.",
     )
     data_dir: str | None = Field(
         None,
-        description="The folder of a benchmark's official files (without it they come from the Hugging Face hub); for "
-        "other sources, where relative paths start from. --data-dir sets it.",
+        description="For a benchmark, the folder of its official files; without it they are downloaded from the "
+        "Hugging Face hub. For other sources, the folder that relative paths start from. --data-dir sets it.",
     )
     dataset: str | None = Field(
         None,
-        description="A Hugging Face dataset instead of a source: a name on the hub or a local path; train, valid and "
-        "test then name its splits (default: train, validation, test).",
+        description="A Hugging Face dataset to use instead of a source: its name on the hub, or a local path. Then "
+        "train, valid and test name its splits (default: train, validation, test).",
     )
-    dataset_config: str | None = Field(None, description="The dataset's configuration, where it has several.")
-    text_column: str = Field("text", description="The dataset's column that holds the text.")
-    train: str | None = Field(None, description="File or folder of the train split, when the splits are your own.")
+    dataset_config: str | None = Field(
+        None, description="The dataset's configuration (subset), for a dataset that has several."
+    )
+    text_column: str = Field("text", description="The column of the dataset that holds the text.")
+    train: str | None = Field(
+        None, description="File or folder of the train split. Give all three splits to use your own division."
+    )
     valid: str | None = Field(None, description="File or folder of the valid split.")
     test: str | None = Field(None, description="File or folder of the test split.")
+    suffixes: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        description="Which files of a folder are read, by the end of their names, such as [.tex, .py]; upper and lower "
+        "case are the same, and .gz of each is read too. `.jsonl` holds a JSON object with a `text` field on each "
+        "line, of `.html` and `.htm` the visible text is taken, and all else is plain text. Other files are skipped "
+        "and counted. Default: .txt, .md, .rst, .adoc, .html, .htm and .jsonl.",
+    )
     documents: Literal["files", "lines"] = Field(
-        "files", description="What of a text file is a document: the file, or every line by itself."
+        "files",
+        description="What counts as a document of a text file: the whole file (`files`), or each line (`lines`).",
     )
     tokens: Literal["lm", "words", "bytes"] = Field(
         "lm",
-        description="The base model's own tokens; or, for a model from scratch, words between spaces (each line "
-        "ends in `<eos>`), in a vocabulary made from train, or the bytes that occur.",
+        description="The unit of text. `lm`: the tokens of the base model. For a model trained from scratch: `words`, "
+        "separated by spaces, each line ending in `<eos>`, with a vocabulary made from train; or `bytes`.",
     )
-    min_count: int = Field(1, gt=0, description="A word that train has less often is `<unk>`.")
-    encoding: str = Field("utf-8", description="Text encoding of the files.")
-    skip_unreadable: bool = Field(False, description="Leave out files that cannot be decoded, with a warning.")
-    valid_share: float = Field(0.1, gt=0, lt=1, description="Share of the documents that goes to valid.")
-    test_share: float = Field(0.1, gt=0, lt=1, description="Share of the documents that goes to test.")
-    max_train_tokens: int | None = Field(None, gt=0, description="Stop adding train documents at this many tokens.")
-    max_valid_tokens: int | None = Field(None, gt=0, description="Stop adding valid documents at this many tokens.")
-    max_test_tokens: int | None = Field(None, gt=0, description="Stop adding test documents at this many tokens.")
-    max_document_tokens: int | None = Field(None, gt=1, description="Cut longer documents to this many tokens.")
+    min_count: int = Field(
+        1,
+        ge=1,
+        le=10**9,
+        description="With `words`: a word that occurs fewer times than this in train becomes `<unk>`.",
+    )
+    encoding: str = Field("utf-8", description="Encoding of the text files, such as utf-8, utf-16 or latin-1.")
+    skip_unreadable: bool = Field(
+        False,
+        description="Skip files that cannot be read as text, with a warning, instead of stopping at the first.",
+    )
+    valid_share: float = Field(0.1, gt=0, lt=1, description="Share of the documents that goes to the valid split.")
+    test_share: float = Field(0.1, gt=0, lt=1, description="Share of the documents that goes to the test split.")
+    max_train_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Stop adding train documents at this many tokens. Lower it for a smaller store and a faster run.",
+    )
+    max_valid_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="Stop adding valid documents at this many tokens."
+    )
+    max_test_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="Stop adding test documents at this many tokens."
+    )
+    max_document_tokens: int | None = Field(
+        None, ge=2, le=MAX_TOKENS, description="Cut documents that are longer than this many tokens."
+    )
     overlap: Literal["drop", "count", "skip"] | None = Field(
         None,
-        description="What becomes of text of valid and test that stands in an earlier split: it is dropped, or only "
-        "counted, or not looked for. Default: drop; for a benchmark, whose splits are kept as published, skip.",
+        description="What to do with valid and test text that also appears in an earlier split: `drop` it, only "
+        "`count` it, or `skip` looking for it. Default: drop; for a benchmark, whose splits stay as published, skip.",
     )
-    overlap_ngram: int = Field(8, gt=1, description="Words in the n-grams that tell whether text stands twice.")
+    overlap_ngram: int = Field(
+        8, ge=2, le=1000, description="Length, in words, of the n-grams by which repeated text is found."
+    )
     overlap_limit: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="A paragraph of valid or test is dropped when at least this share of its n-grams occurs in an "
+        description="A paragraph of valid or test is dropped when at least this share of its n-grams appears in an "
         "earlier split.",
     )
     drop_train_duplicates: bool = Field(
         False,
-        description="Drop, by the same rule, train paragraphs that repeat another train document. A store with "
-        "copies teaches the GNN to trust copies that held-out text does not have.",
+        description="By the same rule, drop train paragraphs that repeat an earlier train document. Copies in the "
+        "store teach the GNN to rely on copies, which held-out text does not have.",
     )
+
+    @field_validator("encoding")
+    @classmethod
+    def _text_encoding(cls, name: str) -> str:
+        try:
+            known = codecs.lookup(name).name
+            "a".encode(name)  # an encoding of bytes, such as hex, is refused here
+        except (LookupError, ValueError):
+            known = None
+        if known is None or known.replace("-", "_") in NOT_FILES:
+            raise ValueError(f"expected a text encoding that Python knows, such as utf-8 or latin-1 (got {show(name)})")
+        return name
+
+    @field_validator("suffixes")
+    @classmethod
+    def _suffixes(cls, suffixes: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for suffix in suffixes or ():
+            if not suffix.startswith(".") or len(suffix) < 2 or "/" in suffix or suffix.lower() == ".gz":
+                raise ValueError(
+                    f"expected ends of file names, each with its dot, such as [.tex, .py] (got {show(suffix)}; .gz of "
+                    "each is read as well)"
+                )
+        return suffixes
 
     @model_validator(mode="after")
     def _one_way_to_split(self) -> CorpusConfig:
         given = [name for name in ("train", "valid", "test") if getattr(self, name) is not None]
         own_source = self.source not in (None, "python-docs")
         if given and len(given) < 3 and self.dataset is None:
-            raise ValueError(f"give train, valid and test together (got only {', '.join(given)})")
+            raise ValueError(f"give train, valid and test together (got only {' and '.join(given)})")
         if self.dataset is not None and own_source:
             raise ValueError("give either source or dataset, not both")
         if given and own_source and not self.is_benchmark:
-            raise ValueError("give either source or train, valid and test, not both")
+            raise ValueError("give either source, or train, valid and test, not both")
         if not given and self.source is None and self.dataset is None:
-            raise ValueError("give source, dataset, or train, valid and test")
+            raise ValueError("there is no text; give source, dataset, or train, valid and test")
         if self.is_benchmark and self.overlap == "drop":
-            raise ValueError("a benchmark's splits are kept as published: overlap can be count or skip")
+            raise ValueError("the splits of a benchmark stay as published; set overlap to count or skip (got drop)")
         if self.valid_share + self.test_share >= 1:
-            raise ValueError("valid_share + test_share must leave something for train")
+            raise ValueError(
+                f"valid_share and test_share must add up to less than 1, to leave documents for train (got "
+                f"{self.valid_share} and {self.test_share})"
+            )
         return self
 
     @property

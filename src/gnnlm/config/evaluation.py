@@ -2,45 +2,78 @@
 
 from __future__ import annotations
 
+import math
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
-from gnnlm.config.section import Section
+from gnnlm.config.section import MAX_K, Section
+
+MAX_MIXES = 10_000_000  # losses kept while tuning: 160 MB
+K = Annotated[int, Field(ge=1, le=MAX_K)]
+Temperature = Annotated[float, Field(ge=1e-9, le=1e9)]
+Weight = Annotated[float, Field(ge=0, le=1)]
 
 COSINE_TEMPERATURES = (0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.25)
 L2_TEMPERATURES = (0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the metric's unit
 
 
 class TuneConfig(Section):
-    ks: tuple[int, ...] = Field(
-        (8, 16, 32, 64, 128, 256, 512, 1024), min_length=1, description="Numbers of neighbours tried (up to search.k)."
+    ks: tuple[K, ...] = Field(
+        (8, 16, 32, 64, 128, 256, 512, 1024),
+        min_length=1,
+        max_length=1000,
+        description="Numbers of neighbours to try for the kNN distribution. Those above search.k count as search.k.",
     )
-    temperatures: tuple[float, ...] | None = Field(
-        None, min_length=1, description="Temperatures tried. Default: a grid that suits the metric."
+    temperatures: tuple[Temperature, ...] | None = Field(
+        None,
+        min_length=1,
+        max_length=1000,
+        description="Temperatures to try for the kNN distribution; lower means sharper. Default: a grid that suits "
+        "the metric.",
     )
-    lambdas: tuple[float, ...] = Field(
-        tuple(round(0.025 * i, 3) for i in range(33)), min_length=1, description="Weights of the kNN part tried."
+    lambdas: tuple[Weight, ...] = Field(
+        tuple(round(0.025 * i, 3) for i in range(33)),
+        min_length=1,
+        max_length=1000,
+        description="Weights of the kNN distribution to try: 0 is the model alone, 1 is kNN alone.",
     )
     buckets: int = Field(
         8,
-        gt=0,
-        description="Positions are put into so many buckets by the similarity of their nearest neighbour, and each has "
-        "a weight of its own (fewer where valid has not 200 for each). The paper has one weight for all: 1.",
+        ge=1,
+        le=256,
+        description="Positions are grouped into this many buckets by the similarity of their nearest neighbour, and "
+        "each bucket gets its own weight. There are fewer buckets when valid has fewer than 200 positions for each. "
+        "1 gives all positions the same weight, as in the paper.",
     )
 
     @model_validator(mode="after")
-    def _in_range(self) -> TuneConfig:
-        if any(k < 1 for k in self.ks):
-            raise ValueError(f"ks must be at least 1 (got {self.ks})")
-        if any(not 0 <= lam <= 1 for lam in self.lambdas):
-            raise ValueError(f"lambdas must lie in 0..1 (got {self.lambdas})")
-        if any(t <= 0 for t in self.temperatures or ()):
-            raise ValueError(f"temperatures must be above 0 (got {self.temperatures})")
+    def _bounded(self) -> TuneConfig:
+        tried = math.prod(len(values) for values in (self.ks, self.lambdas, self.temperatures or range(12)))
+        if tried * self.buckets > MAX_MIXES:
+            raise ValueError(
+                f"ks, temperatures, lambdas and buckets make {tried * self.buckets:,} combinations; expected at most "
+                f"{MAX_MIXES:,}: shorten a list"
+            )
         return self
 
 
 class EvalConfig(Section):
-    bootstrap: int = Field(1000, gt=0, description="Resamplings of documents for the 95% interval.")
-    block: int = Field(256, gt=0, description="Positions scored at once; does not change any result.")
+    bootstrap: int = Field(
+        1000,
+        ge=40,  # fewer have no 2.5% at either end
+        le=100_000,
+        description="How many times the test documents are resampled for the 95% interval of each perplexity.",
+    )
+    block: int = Field(
+        256,
+        ge=1,
+        le=MAX_K,
+        description="Positions scored at once. It does not change any result; lower it to save memory.",
+    )
     graph_k: int | None = Field(
-        None, gt=0, description="Neighbours per position in the graph when predicting. Default: search.graph_k."
+        None,
+        ge=1,
+        le=MAX_K,
+        description="Neighbours per position in the graph when predicting. Default: search.graph_k.",
     )

@@ -9,28 +9,33 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from gnnlm.config.paths import expand_run
+from gnnlm.config.plain_yaml import dump_yaml, parse_yaml, read_yaml
 from gnnlm.config.schema import Config, field_names
+from gnnlm.config.words import expected, show
 from gnnlm.errors import ConfigError
+
+MAX_COMPLAINTS = 5
 
 
 def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
     """Read a YAML config (or the `config.yaml` of a run directory) and apply `a.b=value` overrides."""
-    file = path / "config.yaml" if path.is_dir() else path
-    if not file.is_file():
-        expected = "a run directory with a config.yaml" if path.is_dir() else "a config file or a run directory"
-        raise ConfigError(f"{path}: expected {expected}, found none")
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid YAML: {_one_line(error)}") from error
+        is_run = path.is_dir()
+        file = path / "config.yaml" if is_run else path
+        found = file.is_file()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path") from error
+    if not found:
+        wanted = "a run directory with a config.yaml" if is_run else "a config file or a run directory"
+        raise ConfigError(f"{path}: expected {wanted}, found none; check the path")
+    values = read_yaml(file)
     if not isinstance(values, dict):
-        raise ConfigError(f"{file}: expected a mapping of fields, got {type(values).__name__}")
-    if path.is_dir():
-        values["run"] = str(path)  # a run that was moved is still itself
+        raise ConfigError(f"{file}: expected a mapping of fields, such as run: runs/mine (got {show(values)})")
+    if is_run:
+        values["run"] = str(path)  # a run that was moved keeps its identity
     expand_run(values, Path(str(values.get("run"))))
     for override in overrides:
         _override(values, override)
@@ -48,46 +53,54 @@ def parse_config(values: dict[str, Any], origin: str = "config") -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        found = error.errors()
+        found = error.errors(include_url=False)
         # a list whose items are wrong is also reported as too short: only the items matter
-        nested = {e["loc"][: len(e["loc"]) - 2] for e in found if len(e["loc"]) > 2}
-        found = [e for e in found if not (e["type"] == "too_short" and e["loc"] in nested)]
-        raise ConfigError(f"{origin}: {'; '.join(_complaint(e) for e in found)}") from error
+        wrong = {e["loc"][:length] for e in found for length in range(len(e["loc"]))}
+        found = [e for e in found if not (e["type"] == "too_short" and e["loc"] in wrong)]
+        complaints = [_complaint(e) for e in found[:MAX_COMPLAINTS]]
+        if len(found) > MAX_COMPLAINTS:
+            complaints.append(f"and {len(found) - MAX_COMPLAINTS} more")
+        raise ConfigError(f"{origin}: {'; '.join(complaints)}") from error
 
 
 def dump_config(config: Config) -> str:
     """The config as YAML, every field written out."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return dump_yaml(config.model_dump(mode="json"))
 
 
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"--set expects name=value, such as gnn.layers=2 (got {override!r})")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set expects name=value, such as gnn.layers=2 (got {show(override)})")
     *sections, leaf = key.strip().split(".")
     here = values
     for section in sections:
         below = here.setdefault(section, {})
         if not isinstance(below, dict):
-            raise ConfigError(f"--set {key}: {section} is a value, not a section")
+            raise ConfigError(f"--set {key}: {section} is not a section of fields (it is {show(below)})")
         here = below
-    try:
-        here[leaf] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {key}: {text!r} is not a YAML value: {_one_line(error)}") from error
+    here[leaf] = parse_yaml(text, f"--set {key}", lines=False)
 
 
 def _complaint(error: Any) -> str:
-    name = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
+    """One mistake in our own words: Pydantic's are about Python types."""
+    place, got = error["loc"], error["input"]
+    if error["type"] == "missing" and isinstance(place[-1], int):
+        place = place[:-1]  # a list of fixed length that is too short: `got` is the list
+    name = ".".join(_printable(part) for part in place)
+    if error["type"] in ("extra_forbidden", "invalid_key"):
         near = difflib.get_close_matches(name, field_names(), n=1, cutoff=0.5)
-        return f"unknown key {name}" + (f"; did you mean {near[0]}?" if near else "")
-    if error["type"] in ("model_type", "model_attributes_type"):
-        return f"{name}: expected a mapping of fields (got {error['input']!r})"
-    message = error["msg"].removeprefix("Value error, ")
-    got = "" if error["type"] in ("missing", "value_error") else f" (got {error['input']!r})"
-    return f"{name}: {message}{got}" if name else message + got
+        return f"unknown key {name}" + (f"; did you mean {near[0]}?" if near else "; remove it")
+    if error["type"] == "value_error":  # raised by a check of ours
+        return f"{name}: {error['ctx']['error']}" if name else str(error["ctx"]["error"])
+    wanted = expected(Config, place)
+    if error["type"] == "missing" and place == error["loc"]:
+        return f"{name} is missing: expected {wanted}"
+    quotes = "; put it in quotes" if wanted.startswith("text") and isinstance(got, bool | int | float) else ""
+    words = f"expected {wanted} (got {show(got)}){quotes}"
+    return f"{name}: {words}" if name else words
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _printable(part: int | str) -> str:
+    text = str(part)
+    return text if text.isprintable() and len(text) <= 100 else show(text)

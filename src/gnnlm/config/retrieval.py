@@ -3,46 +3,96 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from gnnlm.config.section import Section
+from gnnlm.config.section import MAX_K, MAX_TOKENS, Section
+from gnnlm.config.words import show
+
+MAX_CLUSTERS = 2**24
+MAX_LINKS = 1024
+NAMED_KINDS = ("exact", "ivf", "ivfpq")
+UNUSABLE = {  # parts of FAISS factory strings whose indexes cannot do what search needs
+    "IDMap": "has ids of its own",
+    "NSG": "takes no second batch of rows",
+    "MinMax": "takes no rows",
+    "ZnLattice": "cannot be read back from a file",
+    "LSH": "does not give a distance",
+}
 
 ROWS_PER_CLUSTER = 39  # fewer do not train a centroid well (FAISS warns below this)
 
 
 class StoreConfig(Section):
-    dtype: Literal["fp16", "fp32"] = Field("fp16", description="How states are kept on disk.")
+    dtype: Literal["fp16", "fp32"] = Field(
+        "fp16", description="Number format of the states on disk. `fp32` takes twice the space and is rarely needed."
+    )
     key: Literal["state", "ffn_input"] = Field(
         "state",
-        description="What is searched by: the state, or the input of the last feed-forward layer (kNN-LM's choice), "
-        "kept beside it.",
+        description="The vector used for search: the state itself, or the input of the last feed-forward layer (as in "
+        "kNN-LM), which is stored beside it and doubles the store.",
     )
-    shard_tokens: int = Field(8192, gt=0, description="Positions encoded between two points of resumption.")
+    shard_tokens: int = Field(
+        8192,
+        ge=1,
+        le=10**9,
+        description="Positions encoded between two points from which an interrupted encoding can go on.",
+    )
 
 
 class CodecConfig(Section):
     kind: Literal["fp16", "pq"] = Field(
         "fp16",
-        description="How neighbour nodes keep their states: the store as it is, or product-quantized (OPQ + PQ). "
-        "Context nodes and the index are always exact.",
+        description="How the states of neighbour nodes are stored: as they are in the store (`fp16`), or compressed to "
+        "a few bytes each by product quantization (`pq`, OPQ + PQ), for stores that do not fit in memory. Context "
+        "nodes and the index are not affected.",
     )
-    bytes: int = Field(64, gt=0, description="Bytes of a state under `pq`; must divide the model's width.")
-    train_rows: int = Field(32_768, ge=256, description="States that `pq` is learned from, drawn from the whole store.")
+    bytes: int = Field(64, ge=1, le=65_536, description="Bytes per state under `pq`; must divide the model's width.")
+    train_rows: int = Field(
+        32_768, ge=256, le=10**9, description="States, sampled from the whole store, from which `pq` is learned."
+    )
 
 
 class IndexConfig(Section):
-    metric: Literal["cosine", "l2"] = Field("cosine", description="Similarity: cosine, or minus the squared L2.")
+    metric: Literal["cosine", "l2"] = Field(
+        "cosine", description="Similarity of two keys: their cosine, or minus their squared Euclidean distance (`l2`)."
+    )
     kind: str = Field(
         "exact",
-        description="`exact`, `ivf`, `ivfpq` (keys of a few bytes, as in the paper), or any FAISS factory string.",
+        description="Kind of FAISS index. `exact` compares with every row; `ivf` looks into some clusters only, for "
+        "stores of a million rows or more; `ivfpq` also compresses keys to a few bytes, as in the paper. Or a FAISS "
+        "factory string, such as HNSW32.",
     )
-    bytes: int = Field(64, gt=0, description="Bytes of a key under `ivfpq`; must divide the key's width.")
+    bytes: int = Field(64, ge=1, le=65_536, description="Bytes per key under `ivfpq`; must divide the key's width.")
     clusters: int | None = Field(
-        None, gt=0, description="Clusters of `ivf` and `ivfpq`. Default: 4 x the root of the rows."
+        None,
+        ge=1,
+        le=MAX_CLUSTERS,
+        description="Number of clusters of `ivf` and `ivfpq`. Default: 4 x the square root of the number of rows.",
     )
-    probes: int = Field(32, gt=0, description="Clusters looked into per query.")
+    probes: int = Field(
+        32, ge=1, le=MAX_CLUSTERS, description="Clusters searched per query. More find more of the true neighbours."
+    )
+
+    @field_validator("kind")
+    @classmethod
+    def _usable_kind(cls, kind: str) -> str:
+        if kind in NAMED_KINDS:
+            return kind
+        for part, why in UNUSABLE.items():
+            if part in kind:
+                raise ValueError(f"expected exact, ivf, ivfpq or a FAISS factory string without {part}, which {why} "
+                                 f"(got {show(kind)})")  # fmt: skip
+        numbers = [int(number[:20]) for number in re.findall(r"\d+", kind)]
+        links = [int(number[:20]) for number in re.findall(r"HNSW(\d+)", kind)]  # FAISS crashes below 2
+        if any(not 1 <= number <= MAX_CLUSTERS for number in numbers) or any(not 2 <= n <= MAX_LINKS for n in links):
+            raise ValueError(
+                f"expected a FAISS factory string with numbers from 1 to {MAX_CLUSTERS:,}, and of HNSW from 2 to "
+                f"{MAX_LINKS:,} (got {show(kind)})"
+            )
+        return kind
 
     def clusters_of(self, rows: int) -> int:
         """Clusters of an inverted index over so many rows: enough rows are left to train each."""
@@ -50,17 +100,32 @@ class IndexConfig(Section):
 
 
 class SearchConfig(Section):
-    k: int = Field(1024, gt=0, description="Neighbours per valid and test position, for the kNN distribution.")
-    graph_k: int = Field(128, gt=0, description="Neighbours per position that enter the graph.")
+    k: int = Field(
+        1024,
+        ge=1,
+        le=MAX_K,
+        description="Neighbours found for each valid and test position, for the kNN distribution.",
+    )
+    graph_k: int = Field(128, ge=1, le=MAX_K, description="Neighbours per position that enter the graph; at most k.")
     max_train: int | None = Field(
-        None, gt=0, description="Train positions that are looked up, the first ones; the GNN learns on these alone."
+        None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="How many train positions, from the first on, neighbours are searched for; the GNN is trained on "
+        "these alone. Lower it to save time on a large corpus. Default: all.",
     )
     exclude: Literal["receptive-field", "document"] = Field(
         "document",
-        description="What a train position may not retrieve: rows whose window touches its receptive field (the "
-        "paper), or its whole document as well, which is what held-out text meets.",
+        description="Rows that a train position may not retrieve, so that it cannot see its own answer: those whose "
+        "window overlaps its receptive field (`receptive-field`, as in the paper), or all of its document as well "
+        "(`document`), which is closer to what held-out text finds.",
     )
-    shard_queries: int = Field(4096, gt=0, description="Queries between two points of resumption.")
+    shard_queries: int = Field(
+        4096,
+        ge=1,
+        le=10**6,
+        description="Queries between two points from which an interrupted search can go on.",
+    )
 
     @model_validator(mode="after")
     def _graph_within_k(self) -> SearchConfig:

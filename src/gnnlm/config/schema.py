@@ -1,4 +1,4 @@
-"""The whole config: its sections, and what they must agree on."""
+"""The whole config: its sections, and the rules between them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,34 @@ from gnnlm.config.network import CacheConfig, GnnConfig, TrainConfig
 from gnnlm.config.retrieval import CodecConfig, IndexConfig, SearchConfig, StoreConfig
 from gnnlm.config.section import Section
 
+MAX_SEED = 2**31 - 2  # FAISS takes seed + 1 as a signed 32-bit number; seed x 1,000,003 + step fits into 64 bits
+
 
 class Config(Section):
     """One experiment: a frozen model, a corpus, and a run directory that holds every artifact."""
 
-    run: str = Field(description="The run directory.")
-    seed: int = Field(0, ge=0, description="Seed of splits, data order, initial weights and dropout.")
-    corpus: CorpusConfig = Field(CorpusConfig(), description="Where the text comes from.")
-    lm: LMConfig = Field(LMConfig(), description="The frozen base model.")
-    store: StoreConfig = Field(StoreConfig(), description="The states on disk.")
-    codec: CodecConfig = Field(CodecConfig(), description="The states that neighbour nodes have.")
+    run: str = Field(description="The run directory: everything this config makes is kept in it.")
+    seed: int = Field(
+        0,
+        ge=0,
+        le=MAX_SEED,
+        description="Seed of the splits, the order of the data, initial weights and dropout. The same seed gives the "
+        "same run; change it to see how much results vary.",
+    )
+    corpus: CorpusConfig = Field(CorpusConfig(), description="The text, how it is split and cleaned.")
+    lm: LMConfig = Field(LMConfig(), description="The frozen base model and how it reads.")
+    store: StoreConfig = Field(StoreConfig(), description="The states of the base model on disk.")
+    codec: CodecConfig = Field(CodecConfig(), description="Compression of the states of neighbour nodes.")
     index: IndexConfig = Field(IndexConfig(), description="The FAISS index over the store.")
-    search: SearchConfig = Field(SearchConfig(), description="The neighbour tables.")
-    gnn: GnnConfig = Field(GnnConfig(), description="The graph network.")
-    train: TrainConfig = Field(TrainConfig(), description="Training the graph network.")
-    cache: CacheConfig = Field(CacheConfig(), description="Neighbour states of the trained network, kept.")
-    tune: TuneConfig = Field(TuneConfig(), description="k, T and lambda, chosen on valid.")
+    search: SearchConfig = Field(SearchConfig(), description="The search for neighbours of every position.")
+    gnn: GnnConfig = Field(GnnConfig(), description="The shape of the graph network.")
+    train: TrainConfig = Field(TrainConfig(), description="How the graph network is trained.")
+    cache: CacheConfig = Field(
+        CacheConfig(), description="The cache of what the trained network reads of its neighbours."
+    )
+    tune: TuneConfig = Field(
+        TuneConfig(), description="The values of k, temperature and weight (lambda) of the kNN part tried on valid."
+    )
     eval: EvalConfig = Field(EvalConfig(), description="The report on test.")
 
     @model_validator(mode="after")
@@ -46,16 +58,19 @@ class Config(Section):
     @model_validator(mode="after")
     def _tokens_of_the_model(self) -> Config:
         if self.lm.model == SCRATCH and self.corpus.tokens == "lm":
-            raise ValueError("lm.model scratch brings no tokens of its own; set corpus.tokens to words or bytes")
+            raise ValueError("lm.model scratch has no tokens of its own; set corpus.tokens to words or bytes (got lm)")
         if self.lm.model != SCRATCH and self.corpus.tokens != "lm":
-            raise ValueError(f"corpus.tokens {self.corpus.tokens} is for lm.model scratch; {self.lm.model} has its own")
+            raise ValueError(
+                f"corpus.tokens {self.corpus.tokens} is for lm.model scratch; {self.lm.model} has its own tokens: set "
+                "corpus.tokens to lm"
+            )
         return self
 
     @model_validator(mode="after")
     def _readings_are_keys(self) -> Config:
         if self.lm.finetune.kind != "none" and self.lm.finetune.unread == "first-reading" and self.store.key != "state":
             raise ValueError(
-                f"lm.finetune.unread first-reading keeps states, so store.key must be state (got {self.store.key})"
+                f"lm.finetune.unread first-reading keeps states only, so store.key must be state (got {self.store.key})"
             )
         return self
 

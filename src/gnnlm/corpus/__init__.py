@@ -1,1 +1,1 @@
-"""Text files and Python's own documentation -> documents, split and cleaned; with a tokenizer, token streams."""
+"""From text (files, benchmarks, datasets, Python's documentation) to documents, splits and token streams."""

@@ -1,8 +1,7 @@
 """The published benchmarks as corpora: WikiText-103 and -2, One Billion Word, enwik8.
 
-Each is read from a folder that holds its official files, or from the Hugging Face hub, and split as published. What
-is there is counted and compared with what was published before anything is made of it: a benchmark that is not what
-it claims to be is refused.
+Each is read from a folder of its official files, or from the Hugging Face hub, and split as published. Its tokens are
+counted first and compared with the published counts: files that are not the benchmark are refused.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
+import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gnnlm.corpus.files import read_bytes, reason_of
 from gnnlm.corpus.sources import Document, Documents
 from gnnlm.corpus.stream import SPLITS
 from gnnlm.corpus.vocabulary import WORD
@@ -32,17 +33,17 @@ ENWIK8_ENDS = {"train": 90_000_000, "valid": 95_000_000, "test": 100_000_000}
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What was published of a benchmark, and how its files are read.
+    """The published counts of a benchmark, and how its files are read.
 
-    `tokens` are counted with one `<eos>` a line, `vocabulary` with `<eos>` and `<unk>`.
+    `tokens` include one `<eos>` per line, `vocabulary` includes `<eos>` and `<unk>`.
     """
 
     name: str
     unit: str  # words or bytes
     tokens: tuple[int, int, int]
     vocabulary: int
-    min_count: int = 1  # a rarer word is <unk>
-    sentences: tuple[int, int, int] | None = None  # where every line is a document
+    min_count: int = 1  # rarer words are <unk>
+    sentences: tuple[int, int, int] | None = None  # lines, if every line is a document
 
 
 BENCHMARKS = {
@@ -61,7 +62,7 @@ BENCHMARKS = {
         Benchmark("enwik8", "bytes", tokens=(90_000_000, 5_000_000, 5_000_000), vocabulary=205),
     )
 }
-HUB = {  # where the hub keeps them: repository, configuration, and whether only a converted copy can be read
+HUB = {  # on the hub: repository, configuration, and whether only the hub's converted copy can be read
     "wikitext-103": ("Salesforce/wikitext", "wikitext-103-v1", False),
     "wikitext-2": ("Salesforce/wikitext", "wikitext-2-v1", False),
     "one-billion-word": ("billion-word-benchmark/lm1b", "plain_text", True),
@@ -70,7 +71,7 @@ HUB = {  # where the hub keeps them: repository, configuration, and whether only
 
 
 def read_benchmark(name: str, folder: Path | None, files: dict[str, Path] | None = None) -> dict[str, Documents]:
-    """The splits of a benchmark: from a folder of official files, from a file a split, or from the hub."""
+    """The splits of a benchmark: from a folder of official files, from one file per split, or from the hub."""
     benchmark = BENCHMARKS[name]
     if name == "enwik8":
         return _enwik8(folder, files)
@@ -92,13 +93,13 @@ def read_benchmark(name: str, folder: Path | None, files: dict[str, Path] | None
 
 
 def benchmark_fingerprint(name: str, files: dict[str, Path] | None) -> str:
-    """What was published is known by its name, wherever it lies; files of one's own by their content."""
+    """A published benchmark is identified by its name, wherever it is; other files by their content."""
     if files is None:
         return f"{name} as published"
     digest = hashlib.sha256()
     for path in files.values():
         digest.update(f"{path.name}\0{_size(path)}\0".encode())
-        digest.update(path.read_bytes())
+        digest.update(read_bytes(path))
     return digest.hexdigest()[:16]
 
 
@@ -133,13 +134,13 @@ def _compare(benchmark: Benchmark, split: str, number: int, counted: _Counted) -
     for what, (expected, got) in published.items():
         if got != expected:
             raise CorpusError(
-                f"this is not {benchmark.name}: its {split} split has {expected:,} {what}, here are {got:,}; get the "
-                "official files, or name these as corpus.train, corpus.valid and corpus.test"
+                f"this is not {benchmark.name}: expected {expected:,} {what} in its {split} split (got {got:,}); get "
+                "the official files, or give these as corpus.train, corpus.valid and corpus.test"
             )
 
 
 def _articles(lines: Iterator[str]) -> Iterator[Document]:
-    """Articles, named by their title; every line belongs to one."""
+    """Articles, named by their titles; every line belongs to an article."""
     name, kept, blank = "", list[str](), True
     for line in lines:
         title = TITLE.match(line) if blank else None
@@ -155,7 +156,7 @@ def _articles(lines: Iterator[str]) -> Iterator[Document]:
 
 
 def _sentences(lines: Iterator[str]) -> Iterator[Document]:
-    """Every line by itself: the sentences were shuffled."""
+    """Every line is a document of its own: the sentences were shuffled."""
     for number, line in enumerate(lines, start=1):
         yield Document(f"sentence {number}", line)
 
@@ -166,36 +167,38 @@ def _file_lines(paths: list[Path]) -> Lines:
 
     def lines() -> Iterator[str]:
         for path in paths:
-            opened = gzip.open if path.suffix == ".gz" else open
-            with opened(path, "rt", encoding="utf-8", newline="\n") as file:
-                try:
+            opened = gzip.open if path.suffix.lower() == ".gz" else open
+            try:
+                with opened(path, "rt", encoding="utf-8", newline="\n") as file:
                     for line in file:
                         yield str(line).rstrip("\r\n")
-                except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-                    raise CorpusError(f"{path} cannot be read as UTF-8 text: {error}") from error
+            except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
+                raise CorpusError(
+                    f"{path} cannot be read as UTF-8 text ({reason_of(error)}); download or convert it again"
+                ) from error
 
     return lines
 
 
 def _wikitext(name: str, folder: Path) -> dict[str, list[Path]]:
-    """wiki.train.tokens and so on, as published; or train.txt and so on."""
+    """The files wiki.train.tokens and so on, as published; or train.txt and so on."""
     found = {}
     for split in SPLITS:
         names = [f"wiki.{split}.tokens", f"{split}.txt"]
         there = [folder / each for each in names if (folder / each).is_file()]
         if not there:
             raise CorpusError(
-                f"{folder} holds no {names[0]} (or {names[1]}): {name} needs all three splits; unpack the official "
-                "archive there and give that folder with --data-dir"
+                f"{folder} holds no {names[0]} (or {names[1]}), and {name} needs all three splits; unpack the official "
+                "archive and give its folder with --data-dir"
             )
         found[split] = there[:1]
     return found
 
 
 def _one_billion_word(folder: Path) -> dict[str, list[Path]]:
-    """99 shards to train on; of the held-out shards the first is the published test set, the second our valid.
+    """Train has 99 shards; the first held-out shard is the published test set, and the second is our valid split.
 
-    What would be shard 0 is the whole held-out set: the release has a file of that name, which is never read.
+    The release also has a file named like train shard 0. It is the whole held-out set, and is never read.
     """
     train = sorted(path for path in folder.rglob("news.en-*-of-00100") if path.name != "news.en-00000-of-00100")
     heldout = {path.name: path for path in folder.rglob("news.en.heldout-*-of-00050")}
@@ -204,8 +207,8 @@ def _one_billion_word(folder: Path) -> dict[str, list[Path]]:
     if missing or [path.name for path in train] != [f"news.en-{n:05}-of-00100" for n in range(1, 100)]:
         raise CorpusError(
             f"{folder} is not One Billion Word: expected its 99 shards news.en-*-of-00100 (got {len(train)}) and "
-            f"{' and '.join(names.values())} ({len(missing)} missing); unpack the official archive there and give that "
-            "folder with --data-dir"
+            f"{' and '.join(names.values())} ({len(missing)} missing); unpack the official archive and give its folder "
+            "with --data-dir"
         )
     return {"train": train, "valid": [heldout[names["valid"]]], "test": [heldout[names["test"]]]}
 
@@ -216,7 +219,7 @@ def _hub_lines(name: str, split: str) -> Lines:
     sentences = BENCHMARKS[name].sentences
     if sentences is None:
         return hub_lines(name, *HUB[name], {"valid": "validation"}.get(split, split))
-    test, valid = sentences[2], sentences[1]  # the hub's test split holds all held-out shards, one after the other
+    test, valid = sentences[2], sentences[1]  # the hub's test split is all held-out shards, one after another
     rows = {"train": None, "test": range(test), "valid": range(test, test + valid)}
     return hub_lines(name, *HUB[name], "train" if split == "train" else "test", rows[split])
 
@@ -234,8 +237,8 @@ def _enwik8(folder: Path | None, files: dict[str, Path] | None) -> dict[str, Doc
             file, data = str(_enwik8_file(folder)), _unpacked(_enwik8_file(folder))
         if len(data) != ENWIK8_BYTES or hashlib.md5(data, usedforsecurity=False).hexdigest() != ENWIK8_MD5:
             raise CorpusError(
-                f"{file} is not enwik8: it has {len(data):,} bytes of {ENWIK8_BYTES:,}, or another checksum than "
-                f"{ENWIK8_MD5}; download it again, or name your files as corpus.train, corpus.valid and corpus.test"
+                f"{file} is not enwik8: expected {ENWIK8_BYTES:,} bytes with MD5 {ENWIK8_MD5} (got {len(data):,} bytes)"
+                "; download it again, or give your files as corpus.train, corpus.valid and corpus.test"
             )
         starts = {"train": 0, "valid": ENWIK8_ENDS["train"], "test": ENWIK8_ENDS["valid"]}
         parts = {split: data[starts[split] : ENWIK8_ENDS[split]] for split in SPLITS}
@@ -249,27 +252,29 @@ def _enwik8_file(folder: Path) -> Path:
     for name in ("enwik8", "enwik8.gz", "enwik8.zip"):
         if (folder / name).is_file():
             return folder / name
-    raise CorpusError(f"{folder} holds no enwik8, enwik8.gz or enwik8.zip; give the folder that does with --data-dir")
+    raise CorpusError(
+        f"{folder} holds no enwik8, enwik8.gz or enwik8.zip; give the folder that holds one with --data-dir"
+    )
 
 
 def _unpacked(path: Path) -> bytes:
     _size(path)
     try:
-        if path.suffix == ".gz":
+        if path.suffix.lower() == ".gz":
             return gzip.decompress(path.read_bytes())
-        if path.suffix == ".zip":
+        if path.suffix.lower() == ".zip":
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
                 if len(names) != 1:
-                    raise CorpusError(f"{path} holds {len(names)} files; expected one, the text")
+                    raise CorpusError(f"{path}: expected one file in the archive, the text (got {len(names)})")
                 return archive.read(names[0])
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise CorpusError(f"{path} cannot be unpacked ({error}); download it again") from error
-    return path.read_bytes()
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError) as error:  # RuntimeError: a password
+        raise CorpusError(f"{path} cannot be unpacked ({reason_of(error)}); download it again") from error
+    return read_bytes(path)
 
 
 def _pages(data: bytes) -> Iterator[Document]:
-    """Pages of the dump, named by their title; bytes that are not UTF-8 (a page that was cut) are kept as they are."""
+    """Pages of the dump, named by their titles; bytes that are not UTF-8, where a page was cut, stay as they are."""
     for number, page in enumerate(part for part in PAGE.split(data) if part):
         title = re.search(rb"<title>(.*?)</title>", page)
         name = title.group(1).decode("utf-8", "replace") if title else f"part {number}"
@@ -277,7 +282,11 @@ def _pages(data: bytes) -> Iterator[Document]:
 
 
 def _size(path: Path) -> int:
+    """The size of a file; anything but a file is refused, since reading a pipe would wait for ever."""
     try:
-        return path.stat().st_size
-    except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror}") from error
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"{path} cannot be read: {reason_of(error)}; check the path") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CorpusError(f"{path} is not a file; expected one file for each split of a benchmark")
+    return status.st_size

@@ -1,4 +1,4 @@
-"""The corpus stage: documents are read, split, cleaned of overlap, cut to size and tokenized."""
+"""The corpus stage: read documents, split them, remove overlap, cut them to size and tokenize them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CorpusConfig
 from gnnlm.corpus.benchmarks import BENCHMARKS, benchmark_fingerprint, read_benchmark
+from gnnlm.corpus.files import expanded
 from gnnlm.corpus.hub import dataset_fingerprint, read_dataset
 from gnnlm.corpus.overlap import Overlap, Seen
 from gnnlm.corpus.sources import PYTHON_DOCS, Document, Documents, read_documents, source_fingerprint
@@ -20,16 +21,16 @@ from gnnlm.corpus.vocabulary import WORD, ByteVocabulary, Vocabulary, WordVocabu
 from gnnlm.errors import CorpusError
 from gnnlm.progress import Track, say, warn
 
-SPECIAL = 1  # tokens that one may count and another not, such as <S>
+SPECIAL = 1  # special tokens, such as <S>, that some count in a vocabulary and others do not
 LOCAL = "local files"
-MUCH = 0.1  # share of a split that may stand in earlier text before a warning
+MUCH = 0.1  # share of a split that may appear in earlier text before there is a warning
 
 
 def split_documents(documents: list[Document], config: CorpusConfig, seed: int) -> dict[str, list[Document]]:
-    """Deal whole documents out to the splits, in an order that depends on names and seed alone."""
+    """Assign whole documents to the splits, in an order that depends only on their names and the seed."""
     if len(documents) < 3:
         raise CorpusError(
-            f"corpus.source holds {len(documents)} document(s), three splits need at least 3; "
+            f"corpus.source holds {len(documents)} document(s), but three splits need at least 3; "
             "give more files, a .jsonl of documents, or corpus.train, corpus.valid and corpus.test"
         )
     dealt = sorted(documents, key=lambda d: hashlib.sha256(f"{seed}:{d.name}".encode()).digest())
@@ -37,14 +38,14 @@ def split_documents(documents: list[Document], config: CorpusConfig, seed: int) 
     valid = max(1, round(config.valid_share * len(dealt)))
     if test + valid >= len(dealt):
         raise CorpusError(
-            f"corpus.valid_share and corpus.test_share leave none of {len(dealt)} documents for train; lower them, "
+            f"corpus.valid_share and corpus.test_share leave none of the {len(dealt)} documents for train; lower them, "
             "or give more documents"
         )
     return {"test": dealt[:test], "valid": dealt[test : test + valid], "train": dealt[test + valid :]}
 
 
 def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, Documents]:
-    """The documents of every split, wherever they come from."""
+    """The documents of every split, from whatever source the config names."""
     splits = _read_splits(config, seed, leave_out)
     if config.tokens != "words" or config.is_benchmark:
         return splits
@@ -52,7 +53,7 @@ def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, D
 
 
 def _without_last_newline(documents: Documents) -> Documents:
-    """Of words, a newline at a text's end ends its last line; it does not begin another."""
+    """In a corpus of words, a newline at the end of a text ends its last line and does not start another."""
 
     def opened() -> Iterator[Document]:
         return (Document(document.name, document.text.removesuffix("\n")) for document in documents)
@@ -70,7 +71,7 @@ def _read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, 
 
     def read(place: str) -> list[Document]:
         by_line = config.documents == "lines"
-        return read_documents(place, config.encoding, config.skip_unreadable, leave_out, by_line)
+        return read_documents(place, config.encoding, config.skip_unreadable, leave_out, by_line, config.suffixes)
 
     files = _split_files(config)
     if files is not None:
@@ -88,10 +89,12 @@ def text_fingerprint(config: CorpusConfig, leave_out: Path) -> dict[str, str]:
     if config.source is not None and config.is_benchmark:
         return {config.source: benchmark_fingerprint(config.source, files)}
     if files is None:
-        return source_fingerprint(_place_of(config.source or "", _folder_of(config)), leave_out)
+        place = _place_of(config.source or "", _folder_of(config))
+        return source_fingerprint(place, leave_out, config.suffixes)
     digests: dict[str, str] = {}
     for split, path in files.items():
-        digests |= {f"{split}: {name}": digest for name, digest in source_fingerprint(str(path), leave_out).items()}
+        found = source_fingerprint(str(path), leave_out, config.suffixes)
+        digests |= {f"{split}: {name}": digest for name, digest in found.items()}
     return digests
 
 
@@ -108,17 +111,17 @@ def text_names(config: CorpusConfig) -> dict[str, str | None]:
 
 
 def _folder_of(config: CorpusConfig) -> Path | None:
-    """Where the files lie that a config names; refused where there is no such folder."""
+    """The folder of the files that a config names; refused if there is no such folder."""
     if config.data_dir is None:
         return None
-    folder = Path(config.data_dir).expanduser()
+    folder = expanded(config.data_dir)
     if not folder.is_dir():
-        raise CorpusError(f"{folder} is no folder; give the one that holds the corpus with --data-dir")
+        raise CorpusError(f"{folder} is not a folder; give the one that holds the corpus with --data-dir")
     return folder
 
 
 def _dataset_name(config: CorpusConfig) -> str:
-    """A local dataset in the data folder, if it is there; else the name as it stands."""
+    """The path of a dataset in the data folder, if it is there; otherwise the name itself."""
     folder, name = _folder_of(config), config.dataset or ""
     return str(folder / name) if folder is not None and (folder / name).exists() else name
 
@@ -128,7 +131,7 @@ def _place_of(source: str, folder: Path | None) -> str:
 
 
 def _split_files(config: CorpusConfig) -> dict[str, Path] | None:
-    """The files of the splits, where a config names them."""
+    """The files of the splits, if a config names them."""
     if config.train is None or config.valid is None or config.test is None:
         return None
     folder = _folder_of(config) or Path()
@@ -140,20 +143,20 @@ def _dataset_splits(config: CorpusConfig) -> dict[str, str]:
 
 
 class Tokenizer(Protocol):
-    """What turns text into tokens: a base model, or a vocabulary of words or bytes."""
+    """Turns text into tokens: a base model, or a vocabulary of words or bytes."""
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]: ...
 
 
 def make_vocabulary(config: CorpusConfig, splits: dict[str, Documents]) -> Vocabulary:
-    """The words of what the config takes of train; or the bytes of all splits, whole."""
+    """The words of the part of train that the config uses; or the bytes of all splits, whole."""
     if config.tokens == "bytes":
         return ByteVocabulary.count(document.text for split in SPLITS for document in splits[split])
     return WordVocabulary.count(_texts_within(config, splits["train"]), config.min_count)
 
 
 def _texts_within(config: CorpusConfig, documents: Documents) -> Iterator[str]:
-    """The texts of train up to its limit of tokens, counted as words and line ends."""
+    """The texts of train up to its token limit, counted in words and line ends."""
     total = 0
     for document in documents:
         limit = min(
@@ -172,9 +175,9 @@ def _texts_within(config: CorpusConfig, documents: Documents) -> Iterator[str]:
 
 
 def build_corpus(draft: Draft, config: CorpusConfig, seed: int, lm: Callable[[], tuple[Tokenizer, int]]) -> Artifact:
-    """Build the corpus artifact. Earlier splits win: valid is cleaned of train, test of train and valid.
+    """Build the corpus artifact. Text of train is removed from valid, and text of train and valid from test.
 
-    `lm` gives the base model's tokenizer and the size of its vocabulary; it is asked only where its tokens are used.
+    `lm` gives the base model's tokenizer and the size of its vocabulary; it is called only if its tokens are used.
     """
     splits = read_splits(config, seed, leave_out=draft.path.parent)
     facts: dict[str, Any] = {}
@@ -193,7 +196,7 @@ def build_corpus(draft: Draft, config: CorpusConfig, seed: int, lm: Callable[[],
         if split != "train" and made.overlap is not None:
             _warn_of_overlap(split, made.overlap)
     counts = ", ".join(f"{split} {facts[split]['tokens']:,}" for split in SPLITS)
-    say(f"corpus: tokens of {counts}; vocabulary of {vocab_size:,}")
+    say(f"corpus: tokens: {counts}; vocabulary: {vocab_size:,}")
     return draft.finish(facts)
 
 
@@ -206,8 +209,8 @@ def _check_vocabulary(config: CorpusConfig, vocabulary: Vocabulary) -> None:
     as_published = config.tokens == benchmark.unit and config.min_count == benchmark.min_count
     if as_published and abs(len(vocabulary) - published) > SPECIAL:
         raise CorpusError(
-            f"this is not {config.source}: its vocabulary has {published:,} words, <eos> and <unk> included, here are "
-            f"{len(vocabulary):,}; get the official files"
+            f"this is not {config.source}: expected a vocabulary of {published:,} words, <eos> and <unk> included (got "
+            f"{len(vocabulary):,}); get the official files"
         )
 
 
@@ -215,9 +218,9 @@ def _warn_of_overlap(split: str, overlap: dict[str, float | int]) -> None:
     left = max(overlap["remaining_ngram_overlap"], overlap["remaining_short_overlap"])
     gone = overlap["repeated_words"] / max(1, overlap["words"])
     if left > MUCH:
-        warn(f"{100 * left:.0f}% of the {split} split still stands in earlier text: its figures will flatter retrieval")
+        warn(f"{100 * left:.0f}% of the {split} split still appears in earlier text: results will flatter retrieval")
     if gone > 0.5:
-        warn(f"{100 * gone:.0f}% of the {split} split stood in earlier text and was dropped: check the splits")
+        warn(f"{100 * gone:.0f}% of the {split} split appeared in earlier text and was dropped: check the splits")
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ def _place(
     writer: SplitWriter,
     split: str,
 ) -> _Placed:
-    """Clean, cut, tokenize and write the documents of a split, up to its limit of tokens."""
+    """Clean, cut, tokenize and write the documents of a split, up to its token limit."""
     overlap = Overlap()
     max_tokens = getattr(config, f"max_{split}_tokens")
     drop = config.overlap_rule == "drop" and (split != "train" or config.drop_train_duplicates)
@@ -268,10 +271,10 @@ def _place(
             seen.add(text)
     if not writer.documents:
         if not overlap.repeated_paragraphs:
-            raise CorpusError(f"the {split} split has no text; give it some")
+            raise CorpusError(f"the {split} split has no text; expected some in every split: give it text")
         raise CorpusError(
-            f"the {split} split has no text left after {overlap.repeated_paragraphs} paragraphs that also "
-            "stand in an earlier split were dropped; give it other text, or raise corpus.overlap_limit"
+            f"the {split} split has no text left after dropping {overlap.repeated_paragraphs} paragraphs that also "
+            "appear in an earlier split; give it other text, or raise corpus.overlap_limit"
         )
     facts = None if seen is None else {**overlap.facts(), "repeats_were": "dropped" if drop else "kept"}
     return _Placed(writer.finish(), facts)

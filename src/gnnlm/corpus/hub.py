@@ -1,16 +1,16 @@
-"""Text from Hugging Face datasets: by name, or from a local path. The only module that knows `datasets`."""
+"""Text from Hugging Face datasets, by name or from a local path. The only module that imports `datasets`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+from gnnlm.corpus.files import expanded
 from gnnlm.corpus.sources import Document, Documents
 from gnnlm.errors import CorpusError
 
-CONVERTED = "refs/convert/parquet"  # where the hub keeps copies of datasets that a script makes
+CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps its copies of datasets made by a script
 
 
 def load_split(name: str, configuration: str | None, split: str, converted: bool = False) -> Any:
@@ -18,13 +18,18 @@ def load_split(name: str, configuration: str | None, split: str, converted: bool
     try:
         import datasets
     except ImportError:
-        raise CorpusError("Hugging Face datasets need pip install 'gnnlm[datasets]'") from None
-    path = Path(name).expanduser()
+        raise CorpusError("Hugging Face datasets need another package: pip install 'gnnlm[datasets]'") from None
+    path = expanded(name)
     try:
         if path.is_dir() and ((path / "dataset_dict.json").is_file() or (path / "state.json").is_file()):
             loaded = datasets.load_from_disk(str(path))
             if not isinstance(loaded, dict):
-                raise CorpusError(f"{name} has no splits; save a DatasetDict with {split!r} and the others in it")
+                raise CorpusError(f"{name} has no splits; save it as a DatasetDict with a split {split!r}")
+            if split not in loaded:
+                raise CorpusError(
+                    f"{name} has no split {split!r}, only {', '.join(loaded)}; name its splits with corpus.train, "
+                    "corpus.valid and corpus.test"
+                )
             return loaded[split]
         if converted:
             return datasets.load_dataset(
@@ -34,12 +39,11 @@ def load_split(name: str, configuration: str | None, split: str, converted: bool
         return datasets.load_dataset(place, configuration, split=split, trust_remote_code=False)
     except CorpusError:
         raise
-    except KeyError:
-        raise CorpusError(f"{name} has no split {split!r}; it has {', '.join(loaded)}") from None
-    except Exception as error:  # datasets raises many kinds, none of them ours
-        reason = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") and not path.exists() else error
+    except Exception as error:  # datasets raises many kinds of errors
+        reason = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") and not os.path.exists(path) else error
         raise CorpusError(
-            f"dataset {name}, split {split!r} cannot be loaded: {' '.join(str(reason).split())[:200]}"
+            f"dataset {name}, split {split!r} cannot be loaded: {' '.join(str(reason).split())[:200]}; check its name "
+            "and the connection"
         ) from error
 
 
@@ -54,7 +58,10 @@ def read_dataset(name: str, configuration: str | None, column: str, splits: dict
                 f"{', '.join(rows.column_names)}"
             )
         if getattr(rows.features[column], "dtype", None) not in ("string", "large_string"):
-            raise CorpusError(f"column {column!r} of dataset {name} is not text (it is {rows.features[column]})")
+            raise CorpusError(
+                f"column {column!r} of dataset {name} does not hold text but {rows.features[column]}; set "
+                "corpus.text_column to one that does"
+            )
         made[ours] = Documents(len(rows), _documents(rows, column, theirs))
     return made
 
@@ -83,8 +90,8 @@ def hub_lines(
         rows = load_split(repository, configuration, split, converted)
     except CorpusError as error:
         raise CorpusError(
-            f"{benchmark} was not found here and could not be downloaded from the hub ({error}); give the folder of "
-            "its official files with --data-dir"
+            f"{benchmark} could not be downloaded from the hub ({error}); give the folder of its official files with "
+            "--data-dir"
         ) from error
 
     if only is not None:

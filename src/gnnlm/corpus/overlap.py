@@ -1,4 +1,4 @@
-"""Text that stands in more than one split, found by word n-grams and taken out of the later split.
+"""Text that appears in more than one split, found by word n-grams and removed from the later split.
 
 Knows nothing of tokens: a word here is a run of letters, digits and underscores, in lower case.
 """
@@ -51,7 +51,7 @@ class NgramHasher:
 
 @dataclass
 class Overlap:
-    """What of a split stands in earlier text, and what is in common with it in the end."""
+    """How much of a split appears in earlier text, and how much still does after cleaning."""
 
     paragraphs: int = 0
     repeated_paragraphs: int = 0
@@ -61,7 +61,7 @@ class Overlap:
     shared_ngrams: int = 0
     documents_emptied: int = 0
     kept_words: int = 0
-    short_repeats: int = 0  # words of kept paragraphs that are too short for an n-gram and stand in earlier text
+    short_repeats: int = 0  # words of kept paragraphs that are too short for an n-gram and appear in earlier text
 
     def facts(self) -> dict[str, float | int]:
         return {
@@ -77,7 +77,7 @@ class Overlap:
 
 @dataclass
 class Seen:
-    """The n-grams of the text already placed."""
+    """The n-grams of the text that is already in a split."""
 
     n: int
     hashes: set[int] = field(default_factory=set)
@@ -91,7 +91,7 @@ class Seen:
         self.short.update(words for _, words in self._short_paragraphs(text))
 
     def count(self, text: str, overlap: Overlap) -> None:
-        """Add to the overlap what of a kept text is in earlier text all the same."""
+        """Add to the overlap how much of a kept text appears in earlier text nevertheless."""
         shared, total = self.shared(text)
         overlap.shared_ngrams += shared
         overlap.ngrams += total
@@ -99,7 +99,7 @@ class Seen:
         overlap.short_repeats += sum(count for count, words in self._short_paragraphs(text) if words in self.short)
 
     def _short_paragraphs(self, text: str) -> list[tuple[int, str]]:
-        """Word count and words of the paragraphs that have no n-gram."""
+        """Word count and words of the paragraphs that are too short for an n-gram."""
         found = [WORD.findall(paragraph.lower()) for paragraph in paragraphs(text)]
         return [(len(words), " ".join(words)) for words in found if 0 < len(words) < self.n]
 
@@ -109,9 +109,9 @@ class Seen:
         return sum(h in self.hashes for h in hashes), len(hashes)
 
     def clean(self, text: str, limit: float, overlap: Overlap) -> str:
-        """The text without the paragraphs of which a share of at least `limit` has been seen.
+        """The text without the paragraphs of which at least a share of `limit` has been seen.
 
-        A paragraph with fewer than n words has no n-gram and stays.
+        A paragraph with fewer than n words has no n-gram and is kept.
         """
         kept = []
         for paragraph in paragraphs(text):

@@ -1,7 +1,7 @@
-"""Token streams: documents laid end to end, one position per token and one past each document's last.
+"""Token streams: documents laid end to end, with one position per token and one more at the end of each document.
 
-The position past a document's last token has no token (`END`); its state is the one that has read the
-whole document. Positions, store rows, index ids and neighbour nodes are one numbering.
+The position after a document's last token has no token (`END`); its state is the one that has read the whole document.
+Positions, store rows, index ids and neighbour nodes share one numbering.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnlm.artifact import Artifact, Draft
+from gnnlm.errors import CorpusError
 
 END = -1
-SURROGATES = "surrogatepass"  # text of bytes that are not UTF-8 holds half surrogates
+SURROGATES = "surrogatepass"  # bytes of enwik8 that are not UTF-8 are half surrogate pairs in its text
+LONGEST = 2**31 - 1  # characters of a document: offsets are 32-bit numbers
 SPLITS = ("train", "valid", "test")
 Tokenize = Callable[[str], tuple[list[int], list[int]]]
 
@@ -36,7 +38,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class TokenizedDocument:
-    """A document with its token ids and where in the text each token starts."""
+    """A document with its token ids and the offset in the text at which each token starts."""
 
     name: str
     text: str
@@ -54,7 +56,7 @@ class TokenizedDocument:
 
 @dataclass(frozen=True)
 class Passage:
-    """A token in its place: the document, the text before the token, the token, the text after it."""
+    """A token in its context: its document, the text before it, the token itself, the text after it."""
 
     document: str
     before: str
@@ -77,6 +79,11 @@ class SplitWriter:
         return len(self._tokens) - self.documents
 
     def add(self, document: TokenizedDocument) -> None:
+        if len(document.text) > LONGEST:
+            raise CorpusError(
+                f"{document.name} has {len(document.text):,} characters; expected at most {LONGEST:,} in a document: "
+                "cut it with corpus.max_document_tokens, split the file, or set corpus.documents to lines"
+            )
         self._tokens.extend(document.tokens)
         self._tokens.append(END)
         self._offsets.extend(document.offsets)
@@ -91,7 +98,7 @@ class SplitWriter:
         self.words += len(document.text.split())
 
     def finish(self) -> dict[str, int]:
-        """Close the split; its counts."""
+        """Close the split and return its counts."""
         self._file.close()
         self._draft.save(f"{self._split}.tokens.npy", np.asarray(self._tokens, dtype=self._dtype))
         self._draft.save(f"{self._split}.offsets.npy", np.asarray(self._offsets, dtype=np.int32))
@@ -156,21 +163,21 @@ class Stream:
 
     @property
     def token_count(self) -> int:
-        """Tokens, not counting the position past each document's last."""
+        """The number of tokens, without the position at the end of each document."""
         return len(self.tokens) - (len(self.starts) - 1)
 
     def text(self) -> npt.NDArray[np.int64]:
-        """All tokens, one document after the other."""
+        """All tokens, one document after another."""
         tokens = np.asarray(self.tokens, dtype=np.int64)
         text: npt.NDArray[np.int64] = tokens[tokens != END]
         return text
 
     def places(self) -> npt.NDArray[np.int64]:
-        """Where each position stands when the documents are read as one text, without those past an end."""
+        """The offset of each position when all documents are read as one text, without the ends of documents."""
         return np.arange(len(self)) - np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
     def document_of(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The number of the document that each position lies in."""
+        """The number of the document of each position."""
         found: npt.NDArray[np.int64] = np.searchsorted(self.starts, positions, side="right") - 1
         return found
 
@@ -190,7 +197,7 @@ class Stream:
         return int(self._offsets[position]), int(self._offsets[position + 1])
 
     def text_between(self, first: int, last: int) -> str:
-        """The text of the tokens first..last-1, cut to the document that holds `first`."""
+        """The text of the tokens first..last-1, cut at the end of the document of `first`."""
         number = int(self.document_of(first))
         last = min(last, int(self.starts[number + 1]) - 1)
         return self.documents[number]["text"][self._offsets[first] : self._offsets[last]]

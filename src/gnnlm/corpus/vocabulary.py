@@ -1,8 +1,8 @@
-"""Vocabularies of benchmarks with fixed tokens: words between spaces, or bytes.
+"""Vocabularies of models trained from scratch: words separated by spaces, or bytes.
 
-A tokenizer turns text into ids and gives the character at which each token starts. Words are as published: every
-line ends in `<eos>`, and a word that is not in the vocabulary is `<unk>`. Ids are sorted by frequency, the most
-frequent first, as an adaptive softmax needs them.
+A vocabulary turns text into ids and says where in the text each token starts. Words follow the published benchmarks:
+every line ends in `<eos>`, and a word that is not in the vocabulary is `<unk>`. Ids are in order of frequency, the
+most frequent first, as an adaptive softmax needs them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from gnnlm.errors import ModelError
 
 EOS, UNK = "<eos>", "<unk>"
 WORD = re.compile(r"[^ \t\n]+")
+BYTE = re.compile(r"[0-9]{1,3}")
 FILE = "vocabulary.txt"
 NEWLINE = ord("\n")
 
 
 class WordVocabulary:
-    """Words between spaces, and `<eos>` at every line's end."""
+    """Words separated by spaces, and `<eos>` at the end of every line."""
 
     kind = "words"
 
@@ -35,11 +36,13 @@ class WordVocabulary:
         self._eos, self._unk = eos, unk
         missing = [word for word in (eos, unk) if word not in self._ids]
         if missing:
-            raise ModelError(f"a vocabulary of words needs {eos} and {unk} (it lacks {' and '.join(missing)})")
+            raise ModelError(
+                f"expected {eos} and {unk} in a vocabulary of words (it lacks {' and '.join(missing)}); make it again"
+            )
 
     @classmethod
     def count(cls, texts: Iterable[str], min_count: int = 1) -> WordVocabulary:
-        """The words of some texts that occur often enough, by frequency, then by alphabet.
+        """The words that occur at least `min_count` times in some texts, by frequency, then by alphabet.
 
         >>> WordVocabulary.count(["a b a", "c"]).words
         ['<eos>', 'a', 'b', 'c', '<unk>']
@@ -61,7 +64,7 @@ class WordVocabulary:
 
     @property
     def start(self) -> int:
-        """The token read before a text: the end of a line."""
+        """The token before the start of a text: the end of a line."""
         return self._ids[self._eos]
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
@@ -105,13 +108,15 @@ class WordVocabulary:
 
     def save(self, folder: Path) -> None:
         lines = [f"{self.kind}\t{self._eos}\t{self._unk}", *self.words]
-        (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+        # bytes that were not UTF-8 when the text was read go back as they were
+        with (folder / FILE).open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            file.write("\n".join(lines) + "\n")
 
 
 class ByteVocabulary:
     """The bytes that occur, each a token.
 
-    The original Transformer-XL's enwik8 has no newlines: if they are not in the vocabulary, they are left out.
+    The enwik8 of the original Transformer-XL has no newlines: a vocabulary without them skips them in text.
     """
 
     kind = "bytes"
@@ -127,7 +132,7 @@ class ByteVocabulary:
         counts: npt.NDArray[np.int64] = np.zeros(256, dtype=np.int64)
         for text in texts:
             counts += np.bincount(as_bytes(text), minlength=256)
-        counts[NEWLINE] += 1  # read before every text
+        counts[NEWLINE] += 1  # the token before the start of every text
         return cls([int(value) for value in np.argsort(-counts, kind="stable") if counts[value]])
 
     def __len__(self) -> int:
@@ -135,7 +140,7 @@ class ByteVocabulary:
 
     @property
     def start(self) -> int:
-        """The token read before a text: a newline, or a space if newlines are not in the vocabulary."""
+        """The token before the start of a text: a newline, or a space in a vocabulary without newlines."""
         return max(0, int(self._ids[NEWLINE] if self._has_newlines else self._ids[ord(" ")]))
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
@@ -149,7 +154,9 @@ class ByteVocabulary:
         ids = self._ids[values]
         if len(ids) and ids.min() < 0:
             value = int(values[int(np.argmin(ids))])
-            raise ModelError(f"byte 0x{value:02x} is not in this model's vocabulary of {len(self)} bytes")
+            raise ModelError(
+                f"byte 0x{value:02x} is not in this model's vocabulary of {len(self)} bytes; remove it from the text"
+            )
         return ids.tolist(), offsets.tolist()
 
     def piece(self, token: int) -> str:
@@ -193,17 +200,17 @@ def load_vocabulary(folder: Path) -> Vocabulary | None:
     if not file.is_file():
         return None
     try:
-        with file.open(encoding="utf-8", newline="\n") as opened:
+        with file.open(encoding="utf-8", errors="surrogateescape", newline="\n") as opened:
             first, *lines = opened.read().removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} cannot be read as a vocabulary: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read ({error.strerror}); check its permissions") from error
     kind, *special = first.split("\t")
     if kind == WordVocabulary.kind and len(special) == 2:
         return WordVocabulary(lines, *special)
-    if kind == ByteVocabulary.kind and all(line.isdecimal() and int(line) < 256 for line in lines):
+    if kind == ByteVocabulary.kind and all(BYTE.fullmatch(line) and int(line) < 256 for line in lines):
         return ByteVocabulary([int(line) for line in lines])
     raise ModelError(
-        f"{file} is not a vocabulary that gnnlm saved (its first line is {first[:40]!r}); make the model again"
+        f"{file}: expected a vocabulary that gnnlm wrote (its first line is {first[:40]!r}); make or convert it again"
     )
 
 
@@ -225,7 +232,7 @@ codecs.register_error("gnnlm-visible", _write_out)
 
 
 def as_bytes(text: str) -> npt.NDArray[np.uint8]:
-    """The text's bytes; bytes that were not UTF-8 when it was read come back as they were."""
+    """The bytes of a text; those that were not UTF-8 when it was read are as they were."""
     return np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8)
 
 

@@ -1,7 +1,7 @@
-"""Who is scored where: the only place that decides which window encodes which position.
+"""Which window encodes which position: the only place that decides it.
 
-Knows nothing of models. A window reads one token (what stands before it, or the start token) and tokens[start:stop],
-and gives one state for each of the offsets start..stop; it keeps those from `first` on.
+Knows nothing of models. A window reads one token (the one before it, or the start token) and tokens[start:stop], and
+gives one state for each of the offsets start..stop; it keeps those from `first` on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Window:
 def plan_windows(tokens: int, window: int, context: int, ends: Sequence[int] | Ends = ()) -> list[Window]:
     """Cover the tokens + 1 states of a text, each once, with at least min(context, offset) tokens before it.
 
-    A window reads at most `window` tokens, the one before its first included. `ends`, where given, are the offsets
-    just behind each line (in order): a window then scores whole lines, unless a line does not fit.
+    A window reads at most `window` tokens, including the one before its first. `ends`, if given, are the offsets just
+    after each line, in order: a window then scores whole lines, unless a line does not fit.
 
     >>> plan_windows(5, window=8, context=2)
     [Window(start=0, stop=5, first=0)]

@@ -9,6 +9,7 @@ from typing import Any
 from gnnlm.evaluate.report import Report
 from gnnlm.predict.predictor import LABELS, perplexity
 
+TALLEST = 1e9  # a larger perplexity says nothing, and the axis cannot show it
 COLOURS = {"base": "#9aa5b1", "knn": "#6baed6", "gnn": "#fd8d3c", "gnn_knn": "#31a354"}
 DARK = "#333333"
 
@@ -19,11 +20,11 @@ def plot_rows(report: Report, path: Path) -> None:
     tops = []
     for place, name in enumerate(report.predictors):
         row = report.rows[name]
-        if row.ppl is None:
-            axes.text(place, 0, "infinite", ha="center", va="bottom")
+        ends = [row.ppl if end is None else end for end in row.ppl_95]
+        if row.ppl is None or any(end is None or end > TALLEST for end in ends):
+            axes.text(place, 0, "infinite" if row.ppl is None else f"{row.ppl:.3g}", ha="center", va="bottom")
             continue
-        low, high = (row.ppl if end is None else end for end in row.ppl_95)
-        below, above = max(0.0, row.ppl - low), max(0.0, high - row.ppl)  # few samples may lie on one side of it
+        below, above = (max(0.0, sign * (row.ppl - (end or 0))) for sign, end in zip((1, -1), ends, strict=True))
         axes.bar(place, row.ppl, color=COLOURS[name], width=0.65)
         axes.errorbar(place, row.ppl, yerr=[[below], [above]], color=DARK, capsize=4, lw=1)
         plain = name == "base" or row.change is None

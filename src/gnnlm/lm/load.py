@@ -16,7 +16,7 @@ from gnnlm.lm.protocol import BaseLM
 
 def load_lm(model: str | Path | LMConfig) -> BaseLM:
     """A frozen base model: a directory, a hub id, a .gguf file or `smollm2`; or what a config's `lm` section names."""
-    config = model if isinstance(model, LMConfig) else LMConfig(model=str(model))
+    config = model if isinstance(model, LMConfig) else LMConfig().model_copy(update={"model": str(model)})
     path, device = resolve_model(config.model), usable_device(config.device)
     if path.is_dir() and is_native(path):
         return load_native(path, device, config.dtype)
