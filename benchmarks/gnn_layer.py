@@ -24,9 +24,10 @@ from peers import Dense, EdgeLists
 from torch import Tensor
 
 from gnnlm.config import GnnConfig
+from gnnlm.datastore.store import Segment, Store
 from gnnlm.gnn.model import GnnModel
 from gnnlm.gnn.options import resolve_options
-from gnnlm.graph.batch import Graph, Windows, build_graph, window_positions
+from gnnlm.graph.batch import Context, Graph, Windows, build_graph, window_positions
 from gnnlm.lm.head import SoftmaxHead
 from gnnlm.predict.cache import WindowCache, make_tables
 
@@ -52,21 +53,20 @@ class Case:
     def graph(self, run: str, blocks: int = 1) -> Graph:
         """Consecutive test positions of the run as one block of context, with its own neighbours."""
         made = open_run(run)
-        source = made.assembler("test")
+        source, store = made.parts.searched("test"), made.parts.store
         generator = torch.Generator().manual_seed(1)
-        lines = torch.arange(len(source.queries) // 2)[: TOKENS * blocks]
-        ids = torch.from_numpy(source.ids[lines.numpy(), : self.k].astype("int64"))[None]
+        lines = torch.arange(len(source.text) // 2)[: TOKENS * blocks]
+        ids = source.table.at(lines, self.k).positions[None]
 
         def windows(rows_U: Tensor) -> Windows:
-            store = source.store
-            positions, inside = window_positions(rows_U, store.first_P[rows_U], store.last_P[rows_U], 1, 1)
+            positions, inside = window_positions(rows_U, *store.bounds(rows_U), 1, 1)
             distinct_P, place_UW = torch.unique(positions, return_inverse=True)
             states_PD = torch.randn(len(distinct_P), self.d, generator=generator)
-            return Windows(rows_U, place_UW, inside, states_PD, store.tokens_P[distinct_P])
+            return Windows(rows_U, place_UW, inside, states_PD, store.tokens(distinct_P))
 
-        context = torch.randn(1, len(lines), self.d, generator=generator)
-        document = torch.arange(len(lines))[None] // TOKENS
-        return build_graph(context, document, ids, torch.ones(ids.shape), windows)
+        states = torch.randn(1, len(lines), self.d, generator=generator)
+        context = Context(states, lines[None], torch.arange(len(lines))[None] // TOKENS)
+        return build_graph(context, ids, torch.ones(ids.shape), windows)
 
 
 def trained(model: torch.nn.Module, work: Any) -> None:
@@ -79,7 +79,8 @@ def cached(model: GnnModel, graph: Graph) -> tuple[Graph, WindowCache]:
     with torch.inference_mode():
         tables = [table.flatten(0, -2) for table in make_tables(model, graph.windows, projected=True)]
     rows_U = torch.arange(len(graph.windows.rows_U))
-    return replace(graph, windows=replace(graph.windows, rows_U=rows_U)), WindowCache(model, True, tables)
+    store = Store([Segment(graph.windows.states_PD, graph.windows.tokens_P, torch.tensor([0, len(tables[0])]))])
+    return replace(graph, windows=replace(graph.windows, rows_U=rows_U)), WindowCache(model, store, True, tables)
 
 
 def measure(case: Case, run: str) -> dict[str, Any]:
@@ -90,7 +91,9 @@ def measure(case: Case, run: str) -> dict[str, Any]:
     with torch.inference_mode():
         ours, kept = model(graph)[0][0], model(own, cache=cache)[0][0]
         error = max(float((out - ours).abs().max()) for out in (kept, *(p(context, states) for p in (lists, dense))))
+        model.freeze()
         forward = best_seconds(lambda: model(own, cache=cache), tries=7)
+        model.train().eval()
         uncached = best_seconds(lambda: model(graph))
         build = best_seconds(lambda: make_tables(model, graph.windows, True))
         lists_forward = best_seconds(lambda: lists(context, states))

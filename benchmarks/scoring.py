@@ -18,13 +18,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 from common import arguments, open_run, report
-from torch import Tensor
 
 from gnnlm.datastore.encode import encode_jobs, plan_jobs, round_states
-from gnnlm.datastore.store import States
-from gnnlm.graph.assemble import Assembler
+from gnnlm.datastore.store import Segment
 from gnnlm.predict.predictor import Predictor
-from gnnlm.retrieval.index import open_index
+from gnnlm.predict.score import SearchedText
+from gnnlm.retrieval.neighbours import NeighbourTable
 
 BATCHES = (512, 1024, 2048)
 
@@ -34,8 +33,9 @@ class Scorer:
 
     def __init__(self, run: str, tokens: int) -> None:
         self.run = open_run(run)
-        self.lm, self.config = self.run.lm, self.run.config
-        stream = self.run.streams["test"]
+        self.parts, self.config = self.run.parts, self.run.config
+        self.lm = self.parts.lm
+        stream = self.parts.streams["test"]
         documents = int(np.searchsorted(stream.starts, tokens))
         self.end = int(stream.starts[documents])
         self.starts = torch.from_numpy(np.array(stream.starts[: documents + 1], dtype=np.int64))
@@ -44,47 +44,36 @@ class Scorer:
         for start, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
             document = self.tokens[start : end - 1].numpy()
             self.jobs += plan_jobs(document, np.arange(end - start), self.lm, self.config.lm)
-        self.index = open_index(self.run.artifact("index"), self.config.index.probes)
-        self.table = self.run.assembler("test")
-        self.predictor = self.run.predictor
+        self.index, self.table = self.parts.index, self.parts.searched("test").table
 
-    def base_states(self, batch: int) -> States:
+    def encoded(self, batch: int) -> Segment:
         states = round_states(encode_jobs(self.lm, self.jobs, batch, "state").states, self.config.store.dtype)
-        return States.make(torch.from_numpy(states), self.tokens, self.starts)
-
-    def head(self, states_ND: Tensor) -> Tensor:
-        real = self.tokens >= 0
-        return self.run.head.target_log_probs(states_ND[real], self.tokens[real])
+        return Segment(torch.from_numpy(states), self.tokens, self.starts)
 
     @torch.inference_mode()
     def base(self, batch: int) -> None:
-        self.head(self.base_states(batch).gather(torch.arange(self.end)))
+        """The base model and its softmax."""
+        self.score(SearchedText(self.encoded(batch), self.table), "base", 1)
 
     @torch.inference_mode()
     def gnn(self, batch: int, k: int) -> None:
         """Base and GNN states, one softmax."""
-        queries = self.base_states(batch)
-        source = replace(self.table, queries=queries, ids=self.table.ids[: self.end])
-        self.head(torch.cat([block.gnn_ND for block in self.with_k(k).blocks(source, self.config.eval.block)]))
+        self.score(SearchedText(self.encoded(batch), self.table), "gnn", k)
 
     @torch.inference_mode()
     def gnn_knn(self, batch: int, k: int) -> None:
         """Base and GNN states, live search, one softmax and one mix."""
-        from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs
-        from gnnlm.predict.predictor import neighbour_tokens
+        text = self.encoded(batch)
+        found = self.index.search(text.states_PD, self.config.search.k)
+        table = NeighbourTable(found.positions.numpy(), found.similarity.numpy())
+        self.score(SearchedText(text, table), "gnn_knn", k)
 
-        queries = self.base_states(batch)
-        ids, similarity = self.index.search(queries.states_PD.numpy(), self.config.search.k)
-        source = Assembler(queries, self.table.store, ids, similarity, self.table.left, self.table.right)
-        states = torch.cat([block.gnn_ND for block in self.with_k(k).blocks(source, self.config.eval.block)])
-        real = self.tokens >= 0
-        mix, targets = self.predictor.gnn_mix, self.tokens[real]
-        found = neighbour_tokens(source, torch.arange(self.end)[real])
-        knn = knn_target_log_probs(*found, targets, mix.k, mix.temperature)
-        mix_log_probs(self.head(states), knn, mix.weight_of(found[1]))
-
-    def with_k(self, k: int) -> Predictor:
-        return replace(self.predictor, graph_k=k)
+    def score(self, text: SearchedText, name: str, k: int) -> None:
+        predictor: Predictor = replace(self.parts.predictor, graph_k=k)
+        for positions_N, prediction in text.predictions(predictor, self.config.eval.block, (name,)):
+            targets_N = self.tokens[positions_N]
+            real = targets_N >= 0
+            prediction[real].target_log_probs(targets_N[real], (name,))
 
 
 def seconds(work: object, *given: int) -> float:

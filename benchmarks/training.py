@@ -39,21 +39,22 @@ def measure(case: dict[str, Any], run: str) -> dict[str, Any]:
         }
     )
     torch.manual_seed(0)
-    head = made.head
+    parts = made.parts
+    head = parts.head
     model = GnnModel(resolve_options(gnn, head.width), head)
     model.checkpoint = case["checkpoint"]
-    source = replace(made.assembler("train"), left=case["reach"], right=case["reach"])
-    order = BlockOrder(len(source.queries), 128, case["blocks"], 0)
+    source, graphs = parts.searched("train"), replace(parts.graphs, left=case["reach"], right=case["reach"])
+    order = BlockOrder(len(source.table), 128, case["blocks"], 0)
     optimizer = make_optimizer(model, made.config.train)
     used, distinct, number = 0, 0, 0
 
     def step() -> None:
         nonlocal used, distinct, number
-        positions = order(number)
+        positions = source.table.positions(order(number))
         number += 1
-        graph = source(positions, case["k"])
+        graph = graphs(source.context(positions), source.table.at(positions, case["k"]))
         used, distinct = used + int(graph.edge_BTK.sum()), distinct + len(graph.windows.rows_U)
-        targets = source.queries.tokens_P[positions]
+        targets = source.text.tokens(positions)
         with torch.autocast("cpu", torch.bfloat16, enabled=case["precision"] == "bf16"):
             states_BTD, _ = model(graph)
         real = targets >= 0

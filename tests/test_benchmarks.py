@@ -29,6 +29,14 @@ def test_scoring(tiny_run: Run) -> None:
     assert all(case["slowdown"] > 0 and case["slowdown_with_search"] > 0 for case in result["cases"])
 
 
+def test_reading(tiny_run: Run) -> None:
+    result = last_line("reading.py", "--run", str(tiny_run.root), "--past", "20", "--batch", "1", "2", "--json")
+    assert [(case["batch"], case["tokens"]) for case in result["cases"]] == [(1, 1), (1, 8), (2, 1), (2, 8)]
+    parts = ("base_ms", "search_ms", "gnn_ms", "mix_ms", "whole_ms", "beside_base")
+    assert all(case[name] > 0 for case in result["cases"] for name in parts)
+    assert result["cases"][1]["block_of_8"] > 0
+
+
 def test_training(tiny_run: Run) -> None:
     case = {
         "preset": "paper",

@@ -17,6 +17,7 @@ from gnnlm.cli.lm import lm
 from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, open_config, out, size_of
 from gnnlm.cli.reports import open_report, print_json, show_examples, show_report
 from gnnlm.cli.stages import add_stage_commands
+from gnnlm.cli.use import neighbors, score
 from gnnlm.config import load_config
 from gnnlm.progress import human_time, say
 from gnnlm.run import Run
@@ -47,6 +48,8 @@ def options(
 
 
 add_stage_commands(app)
+app.command()(score)
+app.command()(neighbors)
 
 
 @app.command()

@@ -121,10 +121,10 @@ class OpenBook:
             past = self._again([text.tolist() for text in past.lm.texts], wanted, allowed)
         read, lm = self.reader.read(tokens, None if past is None else past.lm)
         before = [0] * len(tokens) if past is None else [length + 1 for length in past.lengths]
-        states_BTD = self._rounded(read.states_BTD)
-        keys_BTD = states_BTD if read.keys_BTD is None else self._rounded(read.keys_BTD)
+        states_BTD = self.rounded(read.states_BTD)
+        keys_BTD = states_BTD if read.keys_BTD is None else self.rounded(read.keys_BTD)
         k = max(k, self.predictor.neighbours_needed(wanted))
-        neighbours = self._search(keys_BTD, read.real_BT, k, allowed)
+        neighbours = self.search(keys_BTD, read.real_BT, k, allowed)
         offsets_BT = torch.tensor(before)[:, None] + torch.arange(states_BTD.shape[1])
         document_BT = torch.where(read.real_BT.cpu(), 0, -1)
         carry = None if past is None else past.carry
@@ -147,7 +147,7 @@ class OpenBook:
             _, past = self.read([text[start : start + BLOCK] for text in texts], past, wanted, allowed)
         return past
 
-    def _rounded(self, states: Tensor) -> Tensor:
+    def rounded(self, states: Tensor) -> Tensor:
         """States as the store keeps them: what is looked up must be what was written."""
         if self.reading.dtype != "fp16":
             return states
@@ -156,7 +156,8 @@ class OpenBook:
             raise ModelError("the model's states do not fit in fp16; build the run with store.dtype: fp32")
         return rounded
 
-    def _search(self, keys_BTD: Tensor, real_BT: Tensor, k: int, allowed: Allowed | None) -> Neighbours:
+    def search(self, keys_BTD: Tensor, real_BT: Tensor, k: int, allowed: Allowed | None = None) -> Neighbours:
+        """The k nearest allowed neighbours of every real token, [B, T, k]."""
         batch, tokens = real_BT.shape
         if not k:
             return Neighbours.none(batch, tokens)
