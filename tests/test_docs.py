@@ -50,7 +50,11 @@ def test_configs_are_valid_and_stay_inside_the_project(file: Path) -> None:
 
 
 def test_tree_in_readme_is_the_tree() -> None:
+    """Each entry of the package has a line of its own in README's tree, and no line is of anything else."""
     text = (ROOT / "README.md").read_text()
-    for part in (ROOT / "src" / "gnnlm").iterdir():
-        if part.name not in ("__pycache__", "__init__.py", "__main__.py", "py.typed"):
-            assert part.name.removesuffix(".py") in text, part.name
+    tree = text.split("## The tree")[1].split("```")[1]
+    inside = tree.split("src/gnnlm/\n")[1].split("\ntests/")[0]
+    shown = {name for line in inside.splitlines() for name in re.findall(r"^  ([\w./]+)", line)}
+    hidden = ("__pycache__", "__init__.py", "__main__.py", "py.typed")
+    there = {p.name + "/" * p.is_dir() for p in (ROOT / "src" / "gnnlm").iterdir() if p.name not in hidden}
+    assert shown == there

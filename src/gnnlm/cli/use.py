@@ -57,6 +57,8 @@ def score(
         print(json.dumps({"tokens": len(scores), "perplexity": _perplexities(scores)}))
         return
     out.print(_score_table(scores))
+    best = list(scores.log_probs)[-1]
+    out.print(f"probability; * the likeliest token; gain: log-probability of {best} less that of base", soft_wrap=True)
     summary = ", ".join(f"{name} {ppl:.2f}" for name, ppl in _perplexities(scores).items())
     out.print(f"{len(scores):,} tokens; perplexity: {summary}", markup=False, soft_wrap=True)
 
@@ -123,8 +125,6 @@ def _score_table(scores: Scores) -> Table:
             style = gain_style(gain)
             cells.append(Text(f"{gain:+.2f}", style))
         table.add_row(Text(_flat(token), style), *cells)
-    table.caption = "probability; * the likeliest token" + (f"; gain of {best} over base in nats" if gains else "")
-    table.caption_justify = "left"
     return table
 
 
