@@ -202,7 +202,7 @@ def test_pickled_weights_are_refused(copied: Callable[[str], Path], tmp_path: Pa
 
     folder = copied("llama")
     (folder / "model.safetensors").unlink()
-    assert refusal(folder) == "it has no weights: expected model.safetensors or model.safetensors.index.json"
+    assert refusal(folder) == "it has no weights: expected model.safetensors or model.safetensors.index.json; get them"
     torch.save({"model.norm.weight": Evil()}, folder / "pytorch_model.bin")
     message = refusal_with_code(folder)
     assert "pickled (pytorch_model.bin)" in message

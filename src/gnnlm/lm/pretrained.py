@@ -43,7 +43,9 @@ def load_hf(path: Path, config: LMConfig, device: str) -> HFModel:
             limit = getattr(model.config, "max_position_embeddings", None)
             if limit is not None and config.window > limit:
                 raise ModelError(f"it reads at most {limit} tokens, lm.window is {config.window}; lower lm.window")
-            return HFModel(model.to(device), tokenizer, config.start, config.dtype)
+            with _refusing(f"it cannot be put on lm.device {device}"):
+                model = model.to(device)
+            return HFModel(model, tokenizer, config.start, config.dtype)
         except ModelError as error:
             raise ModelError(f"lm.model {config.model}: {error}") from error
 
@@ -132,14 +134,14 @@ def _check_weights(folder: Path, described: dict[str, Any]) -> None:
             "it holds an adapter (adapter_config.json); merge it into the model first (peft: merge_and_unload, then "
             "save_pretrained)"
         )
-    named = described.get("transformers_weights")
+    named = str(described.get("transformers_weights") or "")
     first = next(
         (folder / name for name in ([named] if named else [WEIGHTS, INDEX]) if (folder / name).is_file()), None
     )
     if first is None:
         pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
         if not pickled:
-            raise ModelError(f"it has no weights: expected {named or f'{WEIGHTS} or {INDEX}'}")
+            raise ModelError(f"it has no weights: expected {named or f'{WEIGHTS} or {INDEX}'}; get them")
         raise ModelError(
             f"its weights are pickled ({pickled[0]}), and loading a pickle can run code; where you trust it, convert "
             f'it with transformers: AutoModelForCausalLM.from_pretrained("{folder}").save_pretrained("{folder}")'
@@ -186,7 +188,7 @@ def _load_gguf(transformers: Any, path: Path) -> tuple[Any, Any]:
 
 
 def _compare_with_gguf(path: Path, model: Any) -> tuple[list[str], list[str]]:
-    """Tensors that the file lacks and that it has in vain, where transformers reports neither."""
+    """Tensors that the file lacks, and tensors that transformers leaves out of it: it reports neither."""
     from gguf import GGUFReader
     from transformers import modeling_gguf_pytorch_utils as older
 
