@@ -129,6 +129,7 @@ WORDS: list[tuple[str, Any, str | None]] = [
     ("index.kind", "ITQ,LSH", "without LSH, which does not give a distance"),
     ("index.kind", "HNSW1", r"numbers from 1 to 16,777,216, and of HNSW from 2 to 1,024 \(got 'HNSW1'\)"),
     ("index.kind", "HNSW1000000", "of HNSW from 2 to 1,024"),
+    ("index.kind", "Exact", r"index.kind: expected exact, in lower case, or a FAISS factory string \(got 'Exact'\)"),
     ("index.kind", "IVF0,Flat", "numbers from 1 to 16,777,216"),
     ("index.kind", "IVF99999999999,Flat", "numbers from 1 to 16,777,216"),
     ("index.kind", "", "index.kind: expected text that is not empty"),

@@ -43,7 +43,7 @@ def test_files_of_other_kinds_are_counted(tmp_path: Path, capsys: pytest.Capture
         (tmp_path / name).write_text("words")
     assert names(tmp_path) == ["a.txt"]
     told = capsys.readouterr().err
-    assert "1 text files; not read: 5 files of other kinds (2 .png, 1 " in told
+    assert "text files: 1; not read: 5 files of other kinds (2 .png, 1 " in told
     for kind in ("1 .py", "1 without a suffix", "1 .tar"):
         assert kind in told
     assert "corpus.suffixes" in told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,15 @@ from gnnlm.errors import CorpusError
 )
 def test_text_of_html(markup: str, text: str) -> None:
     assert html_text(markup) == text
+
+
+@pytest.mark.parametrize("part", ["<a ", "<a x='", "<!--", "<![CDATA[", "<a<", "<", "</"])
+def test_malformed_markup_takes_no_long_time(part: str) -> None:
+    began = time.process_time()
+    for end in ("", ">", "'>", "-->", "]]>"):
+        with suppress(ValueError):
+            html_text(part * 50_000 + end)
+    assert time.process_time() - began < 20  # without a bound, minutes
 
 
 @given(st.text(alphabet="<>/!?-[]&;#\"'= \npresciptyl&x0", max_size=60))

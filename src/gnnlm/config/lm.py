@@ -150,8 +150,7 @@ class LMConfig(Section):
         1024,
         ge=2,
         le=MAX_WINDOW,
-        description="Tokens the model reads at once: the receptive field of a state. At most what the model was "
-        "trained for.",
+        description="Tokens the model reads at once: the receptive field of a state. At most what the model can read.",
     )
     context: int = Field(
         256,

@@ -81,6 +81,8 @@ class IndexConfig(Section):
     def _usable_kind(cls, kind: str) -> str:
         if kind in NAMED_KINDS:
             return kind
+        if kind.lower() in NAMED_KINDS:
+            raise ValueError(f"expected {kind.lower()}, in lower case, or a FAISS factory string (got {show(kind)})")
         for part, why in UNUSABLE.items():
             if part in kind:
                 raise ValueError(f"expected exact, ivf, ivfpq or a FAISS factory string without {part}, which {why} "

@@ -97,7 +97,7 @@ def list_files(root: Path, leave_out: Path | None = None, suffixes: Iterable[str
 def _sort_in(found: Found, path: Path, wanted: tuple[str, ...], barred: str | None) -> None:
     if _suffix(path.name, wanted) is None:
         found.skipped[cited(Path(path.name.lower().removesuffix(".gz")).suffix)] += 1
-    elif not path.is_file():
+    elif not os.path.isfile(path):
         found.special += 1
     elif barred is None or not path.is_symlink() or not _is_within(path, barred):
         found.files.append(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+MAX_UNFINISHED = 1000  # tags behind one that never ends: html.parser takes quadratic time over them
 HIDDEN = {"script", "style"}
 PARAGRAPHS = {
     "address", "article", "aside", "blockquote", "details", "dl", "fieldset", "figure", "footer", "form", "h1", "h2",
@@ -29,6 +30,8 @@ def html_text(markup: str) -> str:
     reader = _Reader()
     try:
         reader.feed(markup)
+        if reader.rawdata.count("<") > MAX_UNFINISHED:
+            raise ValueError
         reader.close()
     except (AssertionError, ValueError) as error:  # how html.parser refuses malformed declarations and characters
         raise ValueError("malformed markup") from error

@@ -65,7 +65,7 @@ def read_documents(
     root = Path(source)
     found = find_files(root, leave_out, suffixes)
     if left_out := found.left_out():
-        say(f"corpus: {cited(root)}: {len(found.files):,} text files; not read: {left_out} (see corpus.suffixes)")
+        say(f"corpus: {cited(root)}: text files: {len(found.files):,}; not read: {left_out} (see corpus.suffixes)")
     documents: list[Document] = []
     for file in found.files:
         try:
