@@ -36,6 +36,10 @@ def states(run: Run) -> dict[str, str]:
     return {name: run.state(stage) for name, stage in run.stages.items()}
 
 
+def why(run: Run, name: str) -> str:
+    return run.why(run.stages[name], run.state(run.stages[name]))
+
+
 def changed(config: Config, section: str, **changes: Any) -> Config:
     return config.model_copy(update={section: getattr(config, section).model_copy(update=changes)})
 
@@ -102,8 +106,8 @@ def test_a_changed_default_makes_the_network_stale(tiny_run: Run, monkeypatch: p
     run = Run(tiny_run.config)
     found = states(run)
     assert [name for name, state in found.items() if state == "stale"] == ["train", "cache", "tune", "eval"]
-    assert run.why(run.stages["train"]) == "gnn.copying was True, is now False"
-    assert run.why(run.stages["cache"]) == "depends on a stale stage"
+    assert why(run, "train") == "gnn.copying was True, is now False"
+    assert why(run, "cache") == "depends on a stale stage"
 
 
 def test_the_same_choice_written_out_is_the_same(tiny_run: Run) -> None:
@@ -142,8 +146,8 @@ def test_status_says_what_is_missing(tiny_run: Run, tmp_path: Path) -> None:
     shutil.rmtree(run / "index")
     (run / "gnn" / "model.safetensors").unlink()
     made = Run(load_config(run))
-    assert made.why(made.stages["search"]) == "a stage it depends on is missing"
-    assert made.why(made.stages["train"]) == f"{run / 'gnn' / 'model.safetensors'} is missing"
+    assert why(made, "search") == "a stage it depends on is missing"
+    assert why(made, "train") == f"{run / 'gnn' / 'model.safetensors'} is missing"
     shown = gnnlm("status", run).stdout
     assert "a stage it depends on is missing" in shown
     assert "damaged" in shown
@@ -157,7 +161,7 @@ def test_changed_text_is_named(write_config: WriteConfig, tmp_path: Path) -> Non
         (texts / f"doc{number:02d}.txt").write_text("other words")
     (texts / "doc11.txt").rename(texts / "new.txt")
     run = Run(config)
-    assert run.why(run.stages["corpus"]) == (
+    assert why(run, "corpus") == (
         "text: changed doc00.txt, doc01.txt, doc02.txt and 2 more, added new.txt, removed doc11.txt"
     )
     with pytest.raises(ArtifactError, match=r"corpus was made from other inputs: text: changed doc00\.txt"):

@@ -16,9 +16,9 @@ class Section(BaseModel):
     @model_validator(mode="after")
     def _no_nul(self) -> Section:
         """No path, name or encoding can hold a NUL character, and some calls fail on it in ways of their own."""
-        wrong = [name for name in type(self).model_fields if "\0" in str(getattr(self, name))]
-        if wrong:
-            raise ValueError(f"{wrong[0]} holds a NUL character; write it without")
+        for name in type(self).model_fields:
+            if isinstance(value := getattr(self, name), str) and "\0" in value:
+                raise ValueError(f"{name} holds a NUL character; write it without")
         return self
 
 
