@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -41,10 +40,6 @@ class IndexConfig(Section):
         None, gt=0, description="Clusters of `ivf` and `ivfpq`. Default: 4 x the root of the rows."
     )
     probes: int = Field(32, gt=0, description="Clusters looked into per query.")
-
-    def clusters_of(self, rows: int) -> int:
-        """Clusters of an inverted index over so many rows."""
-        return min(self.clusters or int(4 * math.sqrt(rows)), rows)
 
 
 class SearchConfig(Section):

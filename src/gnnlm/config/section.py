@@ -13,14 +13,6 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    @model_validator(mode="after")
-    def _no_nul(self) -> Section:
-        """No path, name or encoding can hold a NUL character, and some calls fail on it in ways of their own."""
-        for name in type(self).model_fields:
-            if isinstance(value := getattr(self, name), str) and "\0" in value:
-                raise ValueError(f"{name} holds a NUL character; write it without")
-        return self
-
 
 class Training(Section):
     """What every training has in common; its kinds differ in defaults."""

@@ -6,6 +6,7 @@ position past a document's last) are not indexed: there is nothing to copy from 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import faiss
@@ -68,6 +69,11 @@ class Index:
         return ids, np.where(missing, -np.inf, scores).astype(np.float32)
 
 
+def clusters_of(config: IndexConfig, rows: int) -> int:
+    """Clusters of an inverted index over so many rows."""
+    return min(config.clusters or int(4 * math.sqrt(rows)), rows)
+
+
 def training_rows(clusters: int, rows: int) -> int:
     """How many of its rows an index of so many clusters is trained on."""
     return min(rows, max(TRAIN_ROWS, ROWS_PER_CLUSTER * clusters))
@@ -77,7 +83,7 @@ def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
     """An untrained index of the configured kind, for about so many rows."""
     if config.kind == "exact":
         return faiss.IndexFlatIP(width) if config.metric == "cosine" else faiss.IndexFlatL2(width)
-    clusters = config.clusters_of(rows)
+    clusters = clusters_of(config, rows)
     cells = f"IVF{clusters}" + ("_HNSW32" if clusters > MANY_CLUSTERS else "")
     factory = f"{cells},Flat" if config.kind == "ivf" else config.kind
     if config.kind == "ivfpq":

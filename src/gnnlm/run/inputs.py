@@ -92,8 +92,11 @@ def _codec_inputs(run: Run, _: Facts) -> dict[str, Any]:
 
 
 def _index_inputs(run: Run, facts: Facts) -> dict[str, Any]:
-    index = run.config.index
-    clusters = index.clusters_of(facts["corpus"]["train"]["tokens"]) if index.kind in ("ivf", "ivfpq") else None
+    index, clusters = run.config.index, None
+    if index.kind in ("ivf", "ivfpq"):
+        from gnnlm.retrieval.index import clusters_of
+
+        clusters = clusters_of(index, facts["corpus"]["train"]["tokens"])
     section = _section(index, "index", skip=("probes", "clusters"))
     return {**section, "index.clusters": clusters, "seed": run.config.seed}
 

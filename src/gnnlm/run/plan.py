@@ -223,13 +223,13 @@ def _encode_need(config: Config, about: Description, text: dict[str, Amount], sp
 
 
 def _index_need(config: Config, rows: int, width: int, flops: float) -> Need:
-    from gnnlm.retrieval.index import training_rows
+    from gnnlm.retrieval.index import clusters_of, training_rows
 
     if config.index.kind == "exact":
         return Need(rows * width * 4.0, rows * width * 4.0, rows / 1e5)
     if config.index.kind == "ivfpq":
         check_bytes(width, config.index.bytes, "index.bytes")
-    clusters = config.index.clusters_of(rows)
+    clusters = clusters_of(config.index, rows)
     code = config.index.bytes if config.index.kind == "ivfpq" else 4.0 * width
     size = rows * (code + 8.0) + 4.0 * clusters * width
     sample = training_rows(clusters, rows)
@@ -247,15 +247,17 @@ def _search_need(config: Config, about: Description, text: dict[str, Amount], in
 
 def _found(config: Config, rows: int) -> float:
     """Clusters that a key is compared with to find its own: all, or those on the way through a graph."""
-    from gnnlm.retrieval.index import MANY_CLUSTERS
+    from gnnlm.retrieval.index import MANY_CLUSTERS, clusters_of
 
-    clusters = config.index.clusters_of(rows)
+    clusters = clusters_of(config.index, rows)
     return clusters if clusters <= MANY_CLUSTERS else 2_000.0
 
 
 def _probed(config: Config, rows: int) -> float:
     """Rows in the clusters that a query looks into."""
-    return rows * min(1.0, config.index.probes / config.index.clusters_of(rows))
+    from gnnlm.retrieval.index import clusters_of
+
+    return rows * min(1.0, config.index.probes / clusters_of(config.index, rows))
 
 
 def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], speed: Speed) -> dict[str, Need]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gnnlm.retrieval.index import Ids
 
 
-PAUSES = (0.1, 0.3, 1.0)  # seconds after each try to open a run that is being built
+PAUSES = (0.1, 0.3, 1.0)  # seconds before each new try to open a run that is being built
 
 
 class Run:
@@ -49,6 +49,8 @@ class Run:
 
     def __init__(self, config: Config, reading: bool = False) -> None:
         """`reading`: the run is only used, so its source text may have changed or gone since."""
+        if "\0" in config.run:
+            raise ConfigError(f"run: no directory can have a NUL character in its name (got {config.run!r})")
         self.config = config
         self.reading = reading
         self.root = Path(config.run)
@@ -129,15 +131,15 @@ class Run:
         While another process replaces artifacts they may not fit together, or be gone for a moment: that is tried
         again, and refused where it lasts.
         """
-        for tries, pause in enumerate(PAUSES):
+        for pause in (0.0, *PAUSES):
+            time.sleep(pause)
             try:
                 return self.artifact(name)
             except ArtifactError:
                 self._open.clear()
                 self._own_inputs.clear()
-                if tries and not is_locked(self.root):
+                if pause and not is_locked(self.root):
                     raise
-            time.sleep(pause)
         raise ArtifactError(f"another gnnlm is building in {self.root}; open it when that has finished")
 
     def why(self, stage: Stage, state: State) -> str:
