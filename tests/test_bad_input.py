@@ -82,7 +82,7 @@ def test_changed_config_is_refused_with_both_sides(tiny_run: Run, tmp_path: Path
     assert gnnlm("run", run).stderr.count("done already") == len(tiny_run.stages)
 
 
-def test_what_hangs_on_something_stale_is_stale(tiny_run: Run, tmp_path: Path) -> None:
+def test_what_depends_on_something_stale_is_stale(tiny_run: Run, tmp_path: Path) -> None:
     run = copy_of(tiny_run, tmp_path / "copy")
     for stage in ("search", "train", "tune", "eval"):
         assert "index.metric was cosine, is now l2" in error_line(stage, run, "--set", "index.metric=l2")
@@ -125,9 +125,7 @@ def test_a_run_directory_that_cannot_be_made(write_config: WriteConfig, tmp_path
 def test_store_of_another_model_is_refused(tiny_run: Run, tmp_path: Path) -> None:
     run = copy_of(tiny_run, tmp_path / "copy")
     other = save_tiny_lm(tmp_path / "other", seed=5)
-    message = error_line("run", run, "--set", f"lm.model={other}")
-    assert "model files was" in message
-    assert str(other) in message
+    assert "model files was" in error_line("run", run, "--set", f"lm.model={other}")
 
 
 def test_edited_text_makes_the_corpus_stale(write_config: WriteConfig, tmp_path: Path) -> None:
@@ -156,7 +154,7 @@ def test_damaged_artifacts(tiny_run: Run, tmp_path: Path) -> None:
 def test_full_disk_is_told_and_resumed(write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(load_config(write_config()))
     run.build("corpus")
-    monkeypatch.setattr(artifact.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(ArtifactError, match=r"the store needs .* are free; free some space"):
         run.build("encode")
     monkeypatch.undo()

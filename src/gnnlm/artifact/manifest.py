@@ -69,7 +69,7 @@ def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
         )
     if not isinstance(manifest, dict) or manifest.pop("checksum", None) != fingerprint(manifest):
         advice = f"make it again: {rebuild_command(path)}" if listed_files(manifest) is not None else (
-            f"delete {path} and run again"
+            f"delete {path}, if nothing in it is yours, and run again"
         )  # fmt: skip
         raise ArtifactError(f"{path / MANIFEST} is damaged: it is not as it was written; {advice}")
     return manifest

@@ -119,7 +119,7 @@ def damage(path: Path) -> str:
 
 
 def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
-    """Whether the artifact at `path` is there, whole and made from `inputs` (files are measured, not hashed)."""
+    """Whether the artifact at `path` is there, whole and made from `inputs`; files are measured, not hashed."""
     if (path / MANIFEST).is_file():
         if damage(path):
             return "stale" if other_format(_read_json(path / MANIFEST)) is not None else "damaged"

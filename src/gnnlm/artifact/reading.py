@@ -78,8 +78,8 @@ class Artifact:
         size: int = self.manifest["files"][name]["bytes"]
         return os.pread(self._files[name].fileno(), size, 0) if size < 2**30 else self.file(name).read_bytes()
 
-    def text(self, name: str, errors: str = "strict") -> str:
-        return self.bytes(name).decode("utf-8", errors)
+    def text(self, name: str) -> str:
+        return self.bytes(name).decode("utf-8")
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a safetensors file."""
@@ -103,7 +103,10 @@ class Artifact:
         except ArtifactError:
             there = ""
         if there != self.fingerprint:
-            raise ArtifactError(f"{self.path} was replaced by another build while it was read; open the run again")
+            raise ArtifactError(
+                f"{self.path} was replaced by another build while it was in use; run the same command again, or open "
+                "the run again"
+            )
 
 
 def _opened(folder: int, path: Path, name: str) -> BinaryIO:
@@ -126,10 +129,11 @@ def _verify(path: Path, file: BinaryIO, entry: dict[str, Any]) -> None:
 
 def _mapped(file: BinaryIO) -> Array:
     """The array of an open .npy file, memory-mapped; the map holds the file, whatever becomes of its name."""
-    file.seek(0)
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+    with file:
+        file.seek(0)
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if 0 in shape:  # nothing that could be mapped
+            return np.empty(shape, dtype)
+        return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")

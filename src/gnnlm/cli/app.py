@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gnnlm import __version__
-from gnnlm.artifact import human_bytes
+from gnnlm.artifact import State, human_bytes
 from gnnlm.cli.lm import lm
 from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, open_config, out, size_of
 from gnnlm.cli.reports import open_report, print_json, show_examples, show_report
@@ -73,9 +73,9 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
     table = Table(title=str(made.root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "state", "size", "folder", "why"):
         table.add_column(column, justify="right" if column == "size" else "left")
-    rows = {}
+    rows, known = {}, dict[str, State]()
     for name, stage in made.stages.items():
-        state, size, why = made.state(stage), size_of(made.path(name)), made.why(stage)
+        state, size, why = made.state(stage, known), size_of(made.path(name)), made.why(stage, known[name])
         rows[name] = {"state": state, "bytes": size, "why": why}
         table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
     out.print(table)

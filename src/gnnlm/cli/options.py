@@ -55,5 +55,10 @@ def one_stage(made: Run, name: str, rebuild: bool) -> None:
 
 
 def size_of(path: Path) -> int:
-    folders = (path, draft_path(path))
-    return sum(f.stat().st_size for folder in folders if folder.is_dir() for f in folder.rglob("*") if f.is_file())
+    """Bytes of an artifact and of what is half-built of it."""
+    size = 0
+    for folder in (path, draft_path(path)):
+        for file in folder.rglob("*"):
+            with suppress(FileNotFoundError):  # another process is building there
+                size += file.stat().st_size if file.is_file() else 0
+    return size

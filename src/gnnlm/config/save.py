@@ -14,7 +14,7 @@ from gnnlm.config.schema import Config
 from gnnlm.errors import ConfigError
 from gnnlm.progress import warn
 
-HEADER = "# Written by gnnlm: the config that this run was last built with.\n"
+HEADER = "# Written by gnnlm: the config that this run was last built with. $RUN is this directory.\n"
 
 
 def save_config(config: Config) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gnnlm.run.parts import Parts
 
 
-PAUSES = (0.1, 0.3, 1.0)  # seconds between tries to open a run that is being built
+PAUSES = (0.1, 0.3, 1.0)  # seconds before each new try to open a run that is being built
 
 
 class Run:
@@ -40,6 +40,8 @@ class Run:
 
     def __init__(self, config: Config, reading: bool = False) -> None:
         """`reading`: the run is only used, so its source text may have changed or gone since."""
+        if "\0" in config.run:
+            raise ConfigError(f"run: no directory can have a NUL character in its name (got {config.run!r})")
         self.config = config
         self.reading = reading
         self.root = Path(config.run)
@@ -88,10 +90,10 @@ class Run:
             if parent not in known:
                 known[parent] = "done" if parent in self._open else self.state(self.stages[parent], known)
         inputs = self.inputs(stage)
-        if inputs is not None and all(known[parent] == "done" for parent in stage.parents):
-            return state_of(self.path(stage.name), inputs)
-        there = state_of(self.path(stage.name), {})
-        return "stale" if there == "done" else there
+        current = inputs is not None and all(known[parent] == "done" for parent in stage.parents)
+        found = state_of(self.path(stage.name), (inputs or {}) if current else {})
+        known[stage.name] = "stale" if found == "done" and not current else found
+        return known[stage.name]
 
     def path(self, name: str) -> Path:
         return self.root / STAGES[name].folder
@@ -122,27 +124,19 @@ class Run:
         While another process replaces artifacts they may not fit together, or be gone for a moment: that is tried
         again, and refused where it lasts.
         """
-        for pause in PAUSES:
+        for pause in (0.0, *PAUSES):
+            time.sleep(pause)
             try:
                 return self.artifact(name)
             except ArtifactError:
                 self._open.clear()
-                time.sleep(pause)
-                if not is_locked(self.root):
-                    break
-        try:
-            return self.artifact(name)
-        except ArtifactError as error:
-            self._open.clear()
-            if not is_locked(self.root):
-                raise
-            raise ArtifactError(
-                f"another gnnlm is building in {self.root}, and {name} is not made yet; open it when that has finished"
-            ) from error
+                self._own_inputs.clear()
+                if pause and not is_locked(self.root):
+                    raise
+        raise ArtifactError(f"another gnnlm is building in {self.root}; open it when that has finished")
 
-    def why(self, stage: Stage) -> str:
+    def why(self, stage: Stage, state: State) -> str:
         """What is wrong with a stage that is stale or damaged; empty for any other."""
-        state = self.state(stage)
         if state not in ("stale", "damaged"):
             return ""
         if found := damage(self.path(stage.name)):
@@ -153,9 +147,10 @@ class Run:
         return differences(read_manifest(self.path(stage.name))["inputs"], inputs) or "depends on a stale stage"
 
     def _mismatch(self, stage: Stage) -> str:
+        found = self.why(stage, "stale")
         return (
-            f"{self.path(stage.name)} was made from other inputs: {self.why(stage)}; gnnlm run with the same config "
-            "and --rebuild replaces all that is stale, another run directory (run: in the config) keeps both"
+            f"{self.path(stage.name)} was made from other inputs: {found}; gnnlm run with the same config and "
+            "--rebuild replaces all that is stale, another run directory (run: in the config) keeps both"
         )
 
     def _command(self, stage: Stage) -> str:
