@@ -143,7 +143,7 @@ def test_the_history_compares_like_with_like(tiny_run: Run) -> None:
     task = make_task(tiny_run, tiny_run.parts.gnn, order, ks, 1, valid_tokens=700)
     task.start(torch.device("cpu"))
     lines = task._sample
-    assert lines.shape == (2, 24)  # whole blocks, at most a tenth of the valid tokens
+    assert lines.shape == (2, 24)  # whole blocks, less than a tenth of the valid tokens
     assert lines[0, 0] == 0
     assert lines[-1, -1] == len(source.table) - 1
     positions = source.table.positions(lines)

@@ -79,7 +79,7 @@ class Checkpoints:
     record: Record
 
     def save(self, step: int) -> None:
-        """Write a checkpoint beside the last one, then let it count."""
+        """Write a checkpoint next to the last one; the commit makes it the one to resume from."""
         record = self.record
         folder = _fresh(self.draft.file(f"checkpoint-{step}"))
         with writing(folder):

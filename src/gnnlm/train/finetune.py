@@ -42,7 +42,9 @@ def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
     if share == 0:
         return set()
     if count < 2:
-        raise ConfigError("lm.finetune.held_out needs at least two train documents; set it to 0, or give more")
+        raise ConfigError(
+            f"lm.finetune.held_out needs at least two train documents (got {count}); set it to 0, or give more"
+        )
     order = sorted(range(count), key=lambda n: hashlib.sha256(f"{seed}:unread:{n}".encode()).digest())
     lengths = (stream.starts[1:] - stream.starts[:-1]).tolist()
     wanted, taken, unread = share * sum(lengths), 0, set[int]()
