@@ -50,7 +50,10 @@ class Parts:
         """The model that is frozen here: the one named, or what was trained in this run."""
         if "lm" not in self._run.stages:
             return self.source_lm
-        return load_lm(self._run.config.lm.model_copy(update={"model": str(self._run.artifact("lm").path)}))
+        made = self._run.artifact("lm")
+        lm = load_lm(self._run.config.lm.model_copy(update={"model": str(made.path)}))
+        made.check_in_place()  # it was read by path: refused where another build has taken its place
+        return lm
 
     @cached_property
     def streams(self) -> dict[str, Stream]:

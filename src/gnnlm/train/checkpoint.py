@@ -87,7 +87,7 @@ class Checkpoints:
             save_file(self._optimizer_tensors(), folder / "optimizer.safetensors")
             save_file(self.task.carried(), folder / "carried.safetensors")
             if record.best["step"] == step:
-                self.task.save(_fresh(self.best))
+                self.task.save(_fresh(self.draft.file(self.best.name)))
         record.checkpoint = step
         self.draft.notes.update(asdict(record))
         self.draft.commit()
