@@ -185,8 +185,8 @@ class LMConfig(Section):
             raise ValueError(f"context must be smaller than window (got {self.context} and {self.window})")
         if self.model == SCRATCH and self.finetune.kind != "none":
             raise ValueError(
-                f"finetune is for pretrained models, and scratch is trained on the corpus anyway; set finetune.kind to "
-                f"none (got {self.finetune.kind})"
+                f"finetune is for a pretrained model, and scratch is trained on the corpus anyway; set finetune.kind "
+                f"to none (got {self.finetune.kind})"
             )
         return self
 
