@@ -119,9 +119,9 @@ def test_the_same_choice_written_out_is_the_same(tiny_run: Run) -> None:
 def test_the_default_of_clusters_is_resolved(tiny_run: Run) -> None:
     run = Run(changed(tiny_run.config, "index", kind="ivf"))
     inputs = run.inputs(run.stages["index"])
-    rows = tiny_run.streams["train"].token_count
+    rows = tiny_run.parts.streams["train"].token_count
     assert inputs is not None
-    assert inputs["index.clusters"] == int(4 * rows**0.5)
+    assert inputs["index.clusters"] == rows // 39  # fewer than 4 x the root: each needs rows to be trained on
 
 
 def test_a_changed_preset_makes_a_base_model_stale(
@@ -196,11 +196,11 @@ def test_a_run_of_an_older_format_is_mended_by_the_command_it_names(tiny_run: Ru
 
 def test_a_changed_fact_is_refused(tiny_run: Run, tmp_path: Path) -> None:
     run = copy_of(tiny_run, tmp_path / "copy")
-    file = run / "tuning" / "manifest.json"
+    file = run / "tune" / "manifest.json"
     manifest = json.loads(file.read_text())
     manifest["facts"]["mix"]["gnn"]["temperature"] *= 2
     file.write_text(json.dumps(manifest))
-    with pytest.raises(GnnlmError, match=r"tuning/manifest\.json is damaged: it is not as it was written"):
+    with pytest.raises(GnnlmError, match=r"tune/manifest\.json is damaged: it is not as it was written"):
         gnnlm_module.open(run)
 
 
@@ -232,7 +232,7 @@ def test_a_run_opens_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPat
     assert config.lm.model == str(folder / "model")
     run = Run(config)
     assert states(run)["corpus"] == "done"
-    assert run.source_lm.width == 32
+    assert run.parts.source_lm.width == 32
     (folder / "texts" / "doc00.txt").write_text("other words")
     assert states(Run(config))["corpus"] == "stale"  # the text was looked at, not missed
 
@@ -254,7 +254,7 @@ def test_what_lies_in_a_run_moves_with_it(folder: Path, monkeypatch: pytest.Monk
     assert config.lm.model == str(moved / "model")
     run = Run(config)
     assert states(run)["corpus"] == "done"
-    assert run.source_lm.width == 32
+    assert run.parts.source_lm.width == 32
     kept = run.fork(load_config(moved, (f"run={json.dumps(str(folder / 'fork'))}",)))
     assert kept == ["corpus"]
     assert load_config(folder / "fork").lm.model == str(moved / "model")
@@ -299,12 +299,12 @@ def test_a_reader_keeps_its_run_while_another_replaces_it(tiny_run: Run, tmp_pat
     texts = write_texts(tmp_path / "other", seed=7)
     config = changed(load_config(root), "corpus", source=str(texts))
     Run(config).build_all(rebuild=True)
-    assert reader.streams["train"].documents == tiny_run.streams["train"].documents
+    assert list(reader.parts.streams["train"].documents) == list(tiny_run.parts.streams["train"].documents)
     assert (reader.states["train"].tokens_P == tiny_run.states["train"].tokens_P).all()
     assert reader.artifact("tune").facts == tiny_run.artifact("tune").facts
     now = Run(load_config(root), reading=True)
     now.open_all()
-    assert now.streams["train"].documents != reader.streams["train"].documents
+    assert list(now.parts.streams["train"].documents) != list(reader.parts.streams["train"].documents)
     with pytest.raises(ArtifactError, match="was replaced by another build"):
         reader.artifact("corpus").check_in_place()
 
@@ -340,13 +340,13 @@ def test_what_is_open_is_let_go_when_it_is_replaced(tiny_run: Run, tmp_path: Pat
     """One run object, used before and after a rebuild."""
     run = Run(load_config(copy_of(tiny_run, tmp_path / "copy")))
     run.artifact("eval")
-    before = run.predictor.model
+    before = run.parts.predictor.gnn
     run.config = changed(run.config, "train", lr=2e-3)
     run._own_inputs.clear()
     run.build("train", rebuild=True)
     with pytest.raises(ArtifactError, match="cache was made from other inputs"):
         run.artifact("cache")
-    assert run.model is not before
+    assert run.parts.gnn is not before
 
 
 def test_a_builder_looks_again_when_it_has_the_run_to_itself(
@@ -373,7 +373,7 @@ def test_everything_said_is_logged(write_config: WriteConfig, tmp_path: Path) ->
     assert all(line[:4].isdigit() and line[4] == "-" and line[19] == " " for line in lines)
     words = [line[20:] for line in lines]
     assert words.count(f"gnnlm {gnnlm_module.__version__} begins to build") == 3
-    assert any(line.startswith("corpus: tokens of train") for line in words)
+    assert any(line.startswith("corpus: tokens: train") for line in words)
     assert any(line.startswith("encode train: ") for line in words)
     assert words[-1].startswith("stopped by ConfigError: index.kind 'HNSWx' cannot be built")
 

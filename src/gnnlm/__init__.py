@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gnnlm.lm.load import load_lm
 
 __all__ = ["Book", "GnnlmError", "load_lm", "open"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {
     "Book": ("gnnlm.book", "Book"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -46,7 +46,9 @@ def opened(
         "llama, fp32": fp32,
         "llama, paper, fp16": {"gnn": {"preset": "paper"}},
         "adaptive": merge(merge(SCRATCH, short), {**fp32, "lm": {"continuous": False}}),
-        "transformer-xl": merge(merge(merge(SCRATCH, SCRATCH_CASES["transformer-xl"]), short), fp32),
+        "transformer-xl": merge(
+            merge(merge(SCRATCH, SCRATCH_CASES["transformer-xl"]), short), {**fp32, "lm": {"train": {"steps": 60}}}
+        ),
     }
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     run = Run(parse_config(merge(merge(values, changes[request.param]), {"run": str(run_dir)})))
@@ -73,7 +75,7 @@ class Whole:
         torch.testing.assert_close(got.neighbours.similarity, found.similarity[:, : got.neighbours.k], **CLOSE)
         rows = (n.positions[:, : got.neighbours.k].sort(dim=1).values for n in (got.neighbours, found))
         moved = torch.ne(*rows).any(1)
-        assert moved.float().mean() <= 0.2
+        assert int(moved.sum()) <= 2 + 0.1 * len(moved)
         seen = (moved.cumsum(0) > 0) | upset
         for name, log_probs in got.log_probs(wanted).items():
             same = {"base": moved | True, "knn": ~moved, "gnn": ~seen, "gnn_knn": ~seen}[name]
@@ -100,7 +102,7 @@ def tokens_of(book: OpenBook, count: int, seed: int) -> list[int]:
     return [int(token) for token in text]
 
 
-@settings(max_examples=12)
+@settings(max_examples=12, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # shrinking takes minutes
 @given(data=st.data())
 def test_any_pieces_give_what_the_whole_gives(opened: tuple[OpenBook, float], data: st.DataObject) -> None:
     """Batches of texts of different length, cut anywhere, cropped, reordered and repeated on the way."""

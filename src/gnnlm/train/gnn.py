@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -94,31 +95,34 @@ class GnnTask:
 
     def validate(self, step: int, report: Report) -> Validation:
         """Mean negative log-probability on the first valid positions, of the base model and of the GNN."""
-        predictor = Predictor(self.head, self.graphs, self.model, self.ks[-1], {})
         positions = torch.arange(min(self.valid_tokens, len(self.valid.text)))
-        sums, count = {"base": 0.0, "gnn": 0.0}, 0
-        for positions_N, prediction in self.valid.predictions(predictor, VALIDATION_BLOCK, tuple(sums), positions):
-            targets_N = self.valid.text.tokens(positions_N).to(self.device)
-            real = targets_N >= 0
-            for name, values in prediction[real].lm_target_log_probs(targets_N[real]).items():
-                sums[name] -= values.sum().item()
-            count += int(real.sum())
-            report(int(positions_N[-1]) + 1, len(positions))
-        base, gnn = sums["base"] / count, sums["gnn"] / count
+        sums = self._losses(self.valid, positions, VALIDATION_BLOCK, report)
+        base, gnn = (sums[name] / sums["tokens"] for name in ("base", "gnn"))
         words = f"valid perplexity {perplexity(gnn):.3f} (base {perplexity(base):.3f})"
         return Validation(gnn, {"valid_base": base, "valid_gnn": gnn}, words)
 
     def train_losses(self) -> dict[str, float]:
-        """The same two losses on blocks spread over the training text."""
-        sums, count = {"train_base": 0.0, "train_gnn": 0.0}, 0
-        for lines_1T in self._sample.split(1):
-            graph, targets = self._batch(lines_1T, self.ks[-1])
-            gnn_1TD, _ = self.model(graph)
-            real = targets >= 0
-            for name, states in (("train_base", graph.context_BTD), ("train_gnn", gnn_1TD)):
-                sums[name] -= self.head.target_log_probs(states[real].float(), targets[real]).sum().item()
-            count += int(real.sum())
-        return {name: total / max(1, count) for name, total in sums.items()}
+        """The same two losses on blocks spread over the training text, each from nothing carried."""
+        total: Counter[str] = Counter()
+        for lines_T in self._sample:
+            total.update(self._losses(self.train, self.train.table.positions(lines_T), len(lines_T)))
+        return {f"train_{name}": total[name] / max(1, total["tokens"]) for name in ("base", "gnn")}
+
+    def _losses(
+        self, text: SearchedText, positions: Tensor, block: int, report: Report = lambda done, total: None
+    ) -> dict[str, float]:
+        """Summed negative log-probabilities of the base model and of the GNN, and the number of tokens."""
+        predictor = Predictor(self.head, self.graphs, self.model, self.ks[-1], {})
+        sums, done = {"base": 0.0, "gnn": 0.0, "tokens": 0.0}, 0
+        for positions_N, prediction in text.predictions(predictor, block, ("base", "gnn"), positions):
+            targets_N = text.text.tokens(positions_N).to(self.device)
+            real = targets_N >= 0
+            for name, values in prediction[real].lm_target_log_probs(targets_N[real]).items():
+                sums[name] -= values.sum().item()
+            sums["tokens"] += int(real.sum())
+            done += len(positions_N)
+            report(done, len(positions))
+        return sums
 
     @cached_property
     def _sample(self) -> Tensor:
