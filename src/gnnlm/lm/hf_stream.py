@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from gnnlm.lm.past import KeyValues, extend
+from gnnlm.lm.past import Growth, KeyValues
 from gnnlm.lm.protocol import Past, Streamed
 
 CACHES = ("past_key_values", "cache_params", "state")  # what families call it
@@ -73,15 +73,15 @@ class HFStream:
         return Streamed(torch.cat(made, dim=1), torch.cat(made_keys, dim=1) if keys else None, OwnCache(cache))
 
     def _read_slots(self, tokens_BT: Tensor, past: KeyValues | None, counts: Sequence[int], keys: bool) -> Streamed:
-        cache, placing = DynamicCache(), {}  # without a config every layer keeps all of the window, sliding or not
-        if past is not None:
-            cache.layers = [Slots(*layer, past.spans) for layer in past.layers]
-            placing = _placing(past.held, counts, tokens_BT.shape[1])
+        cache = DynamicCache()  # without a config every layer keeps all of the window, sliding or not
+        if past is None:
+            states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache)
+            layers = tuple((layer.keys, layer.values) for layer in cache.layers)
+            return Streamed(states, read, KeyValues.of(layers, counts))
+        growth, placing = Growth(past, tokens_BT.shape[1]), _placing(past.held, counts, tokens_BT.shape[1])
+        cache.layers = [Slots(layer, growth) for layer in past.layers]
         states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache, **placing)
-        layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-        if past is not None:
-            return Streamed(states, read, past.grown(layers, counts))
-        return Streamed(states, read, KeyValues(layers, tuple(range(count) for count in counts)))
+        return Streamed(states, read, growth.grown(tuple(layer.slots for layer in cache.layers), counts))
 
     def _ways(self) -> list[Way]:
         ways = [Way.NONE]
@@ -95,53 +95,44 @@ class HFStream:
                     ways = [Way.RAGGED, *ways]
         return ways
 
+    @torch.inference_mode()
     def _agrees(self, way: Way) -> bool:
-        """Whether reading this way gives the states of one pass."""
-        texts = [[(row + step) % self._vocab_size for step in range(9)] for row in (0, 5)]
-        wanted_BTD = self._forward(torch.tensor(texts), False, use_cache=False)[0]
-        counts = (
-            [[(4, 2), (1, 4), (2, 1)], [(1, 1), (3, 2)]] if way is Way.RAGGED else [[(4, 4), (2, 2)], [(1, 1), (3, 3)]]
-        )
+        """Whether two texts, read this way in pieces, get the states of one pass."""
+        texts = [[(row + step) % self._vocab_size for step in range(8)] for row in (0, 5)]
+        wanted_BTD = self._forward(torch.tensor(texts), use_cache=False)[0]
+        margin = TOLERANCE * wanted_BTD.abs().max()
+        cuts = [((4, 2), (1, 3))] if way is Way.RAGGED else [((4, 4), (2, 2)), ((1, 1), (3, 3))]
         try:
-            return all(self._reads(way, texts, wanted_BTD, cut) for cut in counts)
+            for counts, more in cuts:
+                tokens = torch.tensor([text[: max(counts)] for text in texts])
+                past = self.read(tokens, None, counts, False, way).past
+                tokens = torch.tensor([texts[row][counts[row] :][: max(more)] for row in (1, 0)])
+                states_BTD = self.read(tokens, past and past.select([1, 0]), more, False, way).states
+                for got_TD, row, count in zip(states_BTD, (1, 0), more, strict=True):
+                    wanted_TD = wanted_BTD[row, counts[row] :][:count]
+                    if not (got_TD[:count] - wanted_TD).abs().max() < margin:
+                        return False
         except Exception:  # a family that cannot do it may fail in any way
             return False
-
-    def _reads(self, way: Way, texts: list[list[int]], wanted_BTD: Tensor, cuts: list[tuple[int, int]]) -> bool:
-        order, done, past = [0, 1], [0, 0], None
-        for counts in cuts:
-            longest = max(counts)
-            tokens = [
-                (texts[row][done[row] :][:count] + [0] * longest)[:longest]
-                for row, count in zip(order, counts, strict=True)
-            ]
-            states_BTD, _, past = self.read(torch.tensor(tokens), past, counts, False, way)
-            for line, (row, count) in enumerate(zip(order, counts, strict=True)):
-                gap = (states_BTD[line, :count] - wanted_BTD[row, done[row] :][:count]).abs().max()
-                if not gap < TOLERANCE * wanted_BTD.abs().max():
-                    return False
-                done[row] += count
-            order = order[::-1]
-            past = past.select([1, 0]) if past is not None else None
         return True
 
 
 class Slots(DynamicLayer):  # type: ignore[misc]
-    """A layer's slots as a transformers cache, until the model appends to them."""
+    """A layer of a past as transformers sees it, for one forward pass."""
 
-    def __init__(self, keys: Tensor, values: Tensor, spans: Sequence[range]) -> None:
+    def __init__(self, slots: tuple[Tensor, Tensor], growth: Growth) -> None:
         super().__init__()
-        self.keys, self.values, self.spans = keys, values, spans
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.slots, self._growth = slots, growth
+        self.dtype, self.device, self.is_initialized = slots[0].dtype, slots[0].device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.keys = extend(self.keys, key_states, self.spans)
-        self.values = extend(self.values, value_states, self.spans)
-        self.spans = [range(self.keys.shape[-2])]
+        old_keys, old_values = self.slots
+        self.slots = self._growth.append(old_keys, key_states), self._growth.append(old_values, value_states)
+        self.keys, self.values = (self._growth.seen(slots) for slots in self.slots)
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        return max(len(span) for span in self.spans)
+        return self._growth.before if self.keys is None else int(self.keys.shape[-2])
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ class Reader:
             for number, row in enumerate(group.rows):
                 start = window_start(firsts[row], self._window, self._context)
                 if start == group.starts[number] and 0 < left[number] <= group.held[number]:
-                    kind = (1, 0) if self._lm.ragged else (counts[row], left[number])
+                    kind = (min(counts[row], 1), 0) if self._lm.ragged else (counts[row], left[number])
                     kinds.setdefault(kind, []).append(number)
             for kind, numbers in kinds.items():
                 some = group.select(numbers)
