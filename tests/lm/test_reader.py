@@ -207,7 +207,7 @@ def test_keys(name: str) -> None:
     """What the last feed-forward reads, beside the states; a model without one says so."""
     lm, texts = make_lm(name), [some_tokens(50), some_tokens(9, seed=1)]
     reader = Reader(lm, 24, 7, key="ffn_input")
-    if name.startswith("mamba"):
+    if name in ("mamba", "mamba2", "recurrent-gemma"):
         with pytest.raises(ModelError, match="last feed-forward layer has none of the names"):
             reader.read(texts)
         return
@@ -261,7 +261,7 @@ def test_nothing_is_masked_copied_or_placed_without_need() -> None:
         for _ in range(5):
             before, past = past, reader.read([[1], [2]], past)[1]
             assert keys_of(past).data_ptr() == keys_of(before).data_ptr()
-        assert past.select([0, 1]) == past
+        assert keys_of(past.select([0, 1])) is keys_of(past)
         assert keys_of(past.crop(3)).data_ptr() == keys_of(past).data_ptr()
         assert not any({"attention_mask", "position_ids"} & call.keys() for call in calls)
 
@@ -300,7 +300,7 @@ def test_memory_is_bounded_by_the_window(name: str) -> None:
         past = past.crop([int(rng.integers(0, min(3, length) + 1)) for length in past.lengths])
         held = [group.past for group in past.groups]
         most = max(keys.shape[-2] for past in held if isinstance(past, KeyValues) for keys, _ in past.layers)
-        assert most <= window * 4 / 3 + BLOCK
+        assert most <= window + BLOCK
         assert sum(len(group.rows) for group in past.groups) <= 4
     assert min(past.lengths) > 3 * window
 

@@ -15,7 +15,7 @@ import io
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from gnnlm.lm.head import SoftmaxHead
 from gnnlm.lm.protocol import Streamed
 
 if TYPE_CHECKING:
-    from gnnlm.lm.hf_stream import HFStream  # imports transformers, which takes a while
+    from gnnlm.lm.hf_stream import HFStream
 
 SMOLLM2 = "smollm2"
 SAMPLES, SAMPLE = 256, 2**16  # places of a weight file that are hashed, and bytes at each
@@ -146,9 +146,10 @@ class HFModel:
 
     @cached_property
     def _stream(self) -> HFStream:
-        from gnnlm.lm.hf_stream import HFStream
+        from gnnlm.lm.hf_stream import HFStream, find_way  # imports transformers, which takes a while
 
-        return HFStream(self.model.base_model, self.vocab_size, self._forward)
+        base = self.model.base_model
+        return HFStream(base, self._forward, find_way(base, self.vocab_size, partial(self._forward, exact=True)))
 
     @property
     def ragged(self) -> bool:
@@ -161,8 +162,10 @@ class HFModel:
         return self._stream.read(tokens_BT, past, counts, keys)
 
     @torch.inference_mode()
-    def _forward(self, tokens_BT: Tensor, keys: bool = False, **arguments: Any) -> tuple[Tensor, Tensor | None, Any]:
-        """States, keys where asked for, and the model's own output; everything that is read is read here."""
+    def _forward(
+        self, tokens_BT: Tensor, keys: bool = False, exact: bool = False, **arguments: Any
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        """States, keys where asked for, and the model's own output; whatever is read is read here."""
         read: list[Tensor] = []
         thread = threading.get_ident()
 
@@ -175,7 +178,7 @@ class HFModel:
             name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in arguments.items()
         }
         try:
-            with self._arithmetic():
+            with contextlib.nullcontext() if exact else self._arithmetic():
                 out = self.model.base_model(input_ids=tokens_BT.to(self.device), **placed)
         finally:
             if hook is not None:

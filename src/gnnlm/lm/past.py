@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 BLOCK = 64  # slots of room behind what is copied
-WASTE = 4  # at most one slot in so many is more than the longest row needs
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
 
@@ -38,7 +37,7 @@ class Room:
             return free
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeyValues:
     """Each layer's keys and values, [B, H, S, d] with room behind, and the slots that each row has filled."""
 
@@ -99,10 +98,7 @@ class Growth:
         """The past behind it, with counts[b] tokens more in row b."""
         held = self._past.held
         spans = tuple(range(self.before - old, self.before + count) for old, count in zip(held, counts, strict=True))
-        filled = self.before + self._new
-        past = KeyValues(layers, spans, self._past.room if self._in_place else Room(filled))
-        wasted = filled - max(past.held)
-        return past.join([]) if wasted * WASTE > filled else past
+        return KeyValues(layers, spans, self._past.room if self._in_place else Room(self.before + self._new))
 
 
 def _together(rows: Sequence[tuple[KeyValues, int]]) -> KeyValues:
