@@ -166,6 +166,21 @@ def test_token_by_token(name: str) -> None:
     torch.testing.assert_close(torch.cat(states), encoded(lm, text, 24, 7), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_every_crop(name: str) -> None:
+    """Also over the beginnings of windows and of segments."""
+    lm, text = make_lm(name), some_tokens(33)
+    reader = Reader(lm, window=16, context=5)
+    _, past = reader.read([[]])
+    for token in text:
+        _, past = reader.read([[token]], past)
+    for count in range(len(text) + 1):
+        left = text[: len(text) - count]
+        read, cropped = reader.read([[1]], past.crop(count))
+        check(lm, read, [[*left, 1]], [len(left) + 1], (16, 5))
+        assert cropped.lengths == (len(left) + 1,)
+
+
 @given(data=st.data())
 @settings(max_examples=15)
 @pytest.mark.parametrize("name", MODELS)

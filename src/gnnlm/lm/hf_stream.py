@@ -56,9 +56,8 @@ class HFStream:
         return self._read_own(tokens_BT.cpu(), past, keys)
 
     def _read_own(self, tokens_BT: Tensor, past: OwnCache | None, keys: bool) -> Streamed:
-        new, text_BT = tokens_BT.shape[1], tokens_BT
-        if past is not None:
-            text_BT = torch.cat([past.tokens_BT, tokens_BT], dim=1)
+        new = tokens_BT.shape[1]
+        text_BT = tokens_BT if past is None else torch.cat([past.tokens_BT, tokens_BT], dim=1)
         steps = self.way is Way.STEPS and past is not None
         if past is None or (steps and new > STEPS):
             cache, parts = None, [text_BT]
@@ -79,7 +78,8 @@ class HFStream:
             states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache)
             layers = tuple((layer.keys, layer.values) for layer in cache.layers)
             return Streamed(states, read, KeyValues.of(layers, counts))
-        growth, placing = Growth(past, tokens_BT.shape[1]), _placing(past.held, counts, tokens_BT.shape[1])
+        new = tokens_BT.shape[1]
+        growth, placing = Growth(past, new), _placing(past.held, new)
         cache.layers = [Slots(layer, growth) for layer in past.layers]
         states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache, **placing)
         return Streamed(states, read, growth.grown(tuple(layer.slots for layer in cache.layers), counts))
@@ -176,7 +176,7 @@ class OwnCache:
         return None
 
 
-def _placing(held: Sequence[int], counts: Sequence[int], new: int) -> dict[str, Tensor]:
+def _placing(held: Sequence[int], new: int) -> dict[str, Tensor]:
     """Mask and position ids of new tokens behind rows of different length; without them a model counts slots.
 
     New slots are never masked, though some are padding: no token before them sees them, and a line of a mask with
@@ -185,8 +185,6 @@ def _placing(held: Sequence[int], counts: Sequence[int], new: int) -> dict[str, 
     longest = max(held)
     if min(held) == longest:
         return {}
-    held_B = torch.tensor(held)
-    last = max(before + count for before, count in zip(held, counts, strict=True)) - 1
-    positions_BT = (held_B[:, None] + torch.arange(new)).clamp(max=last)  # padding, too, must have a position
-    mask_BS = torch.arange(longest + new) >= longest - held_B[:, None]
-    return {"position_ids": positions_BT, "attention_mask": mask_BS.long()}
+    held_B1 = torch.tensor(held)[:, None]
+    mask_BS = torch.arange(longest + new) >= longest - held_B1
+    return {"position_ids": held_B1 + torch.arange(new), "attention_mask": mask_BS.long()}

@@ -195,10 +195,9 @@ class Reader:
                 yield group
         lasting: dict[int, tuple[int, int]] = {}  # how much a text reads, and how much of its window it has read
         for group in reading:
-            for row, start, held in zip(group.rows, group.starts, group.held, strict=True):
-                left = firsts[row] - start
-                if start == window_start(firsts[row], self._window, self._context) and 0 < left <= held:
-                    lasting[row] = counts[row], left
+            for row, start in zip(group.rows, group.starts, strict=True):
+                if start == window_start(firsts[row], self._window, self._context) and start < firsts[row]:
+                    lasting[row] = counts[row], firsts[row] - start
         batches = self._batches(lasting)
         alike: dict[Hashable, list[Group]] = {}
         for group in reading:
