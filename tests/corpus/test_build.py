@@ -16,7 +16,7 @@ from gnnlm.corpus.build import build_corpus, split_documents
 from gnnlm.corpus.overlap import Overlap, Seen, paragraphs
 from gnnlm.corpus.sources import Document
 from gnnlm.corpus.stream import END, Stream
-from gnnlm.corpus.windows import plan_windows
+from gnnlm.corpus.windows import plan_windows, window_start
 from gnnlm.errors import CorpusError
 
 
@@ -39,6 +39,7 @@ def test_each_position_is_kept_once_with_enough_before_it(tokens: int, window: i
     for w in windows:
         assert w.stop - w.start + 1 <= window
         assert all(p - w.start >= min(context, p) for p in range(w.first, w.stop + 1))
+        assert all(window_start(p, window, context) == w.start for p in range(w.first, w.stop + 1))
 
 
 @given(

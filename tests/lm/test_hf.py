@@ -80,9 +80,11 @@ def test_streaming_and_keys(family: str) -> None:
     assert not torch.allclose(keys[:, 1:], keys[:, :-1])
     parts, past = [], None
     for part in tokens.split([3, 1, 3], dim=1):
-        out, _, past = lm.stream(part, past)
-        parts.append(out)
-    torch.testing.assert_close(torch.cat(parts, 1), states, rtol=1e-3, atol=1e-4)
+        out = lm.stream(part, past, keys=True)
+        parts.append((out.states, out.keys))
+        past = out.past
+    for got, want in zip(zip(*parts, strict=True), (states, keys), strict=True):
+        torch.testing.assert_close(torch.cat(got, 1), want, rtol=1e-3, atol=1e-4)
 
 
 def test_keys_of_two_threads_do_not_mix() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from hypothesis import strategies as st
 
 from gnnlm.config import LMConfig
 from gnnlm.datastore.encode import encode_tokens
+from gnnlm.errors import ModelError
 from gnnlm.lm.adaptive import AdaptiveTransformer
 from gnnlm.lm.hf import HFModel
 from gnnlm.lm.hf_stream import Way
 from gnnlm.lm.native import NativeLM
+from gnnlm.lm.past import BLOCK, KeyValues
 from gnnlm.lm.protocol import BaseLM
 from gnnlm.lm.reader import LMPast, Read, Reader
 from gnnlm.lm.transformer_xl import TransformerXL
@@ -94,15 +97,18 @@ MODELS = [*FAMILIES, *NATIVE]
 def make_lm(name: str, dtype: str = "fp32") -> Any:
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
-    model = NATIVE[name]() if name in NATIVE else transformers.AutoModelForCausalLM.from_config(FAMILIES[name][1]())
+    from_config = transformers.AutoModelForCausalLM.from_config
+    model = NATIVE[name]() if name in NATIVE else from_config(FAMILIES[name][1]())
     for parameter in model.parameters():
-        parameter.data.add_(0.2 * torch.randn_like(parameter))
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
     return NativeLM(model, dtype=dtype) if name in NATIVE else HFModel(model, make_tokenizer(), dtype=dtype)
 
 
 def encoded(lm: BaseLM, text: Sequence[int], window: int, context: int, key: str = "state") -> torch.Tensor:
     made = encode_tokens(lm, np.array(text, dtype=np.int64), LMConfig(window=window, context=context), key)
-    return torch.from_numpy(made.states if key == "state" else made.keys)
+    wanted = made.states if key == "state" else made.keys
+    assert wanted is not None
+    return torch.from_numpy(wanted)
 
 
 def check(
@@ -123,6 +129,30 @@ def some_tokens(count: int, seed: int = 0) -> list[int]:
     return tokens
 
 
+class Calls:
+    """Counts what a Hugging Face model is asked to do."""
+
+    def __init__(self, lm: HFModel) -> None:
+        self.made: list[dict[str, Any]] = []
+        self._hook = lm.model.base_model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, _: Any, args: Any, named: dict[str, Any]) -> None:
+        self.made.append(named)
+
+    def __enter__(self) -> list[dict[str, Any]]:
+        return self.made
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_way_a_family_reads_on_is_found_out(name: str) -> None:
+    lm = make_lm(name)
+    assert lm._stream.way is FAMILIES[name][0]
+    assert lm.ragged == (lm._stream.way is Way.RAGGED)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_token_by_token(name: str) -> None:
     lm, text = make_lm(name), some_tokens(60)
@@ -134,6 +164,21 @@ def test_token_by_token(name: str) -> None:
         states.append(read.states_BTD[0])
     assert past.lengths == (60,)
     torch.testing.assert_close(torch.cat(states), encoded(lm, text, 24, 7), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_crop(name: str) -> None:
+    """Also over the beginnings of windows and of segments."""
+    lm, text = make_lm(name), some_tokens(33)
+    reader = Reader(lm, window=16, context=5)
+    _, past = reader.read([[]])
+    for token in text:
+        _, past = reader.read([[token]], past)
+    for count in range(len(text) + 1):
+        left = text[: len(text) - count]
+        read, cropped = reader.read([[1]], past.crop(count))
+        check(lm, read, [[*left, 1]], [len(left) + 1], (16, 5))
+        assert cropped.lengths == (len(left) + 1,)
 
 
 @given(data=st.data())
@@ -170,3 +215,153 @@ def test_any_reading_is_encoding(name: str, data: st.DataObject) -> None:
     for texts, past in known:  # what was read from a past has not changed it
         read, _ = reader.read([[7]] * len(texts), past)
         check(lm, read, [[*text, 7] for text in texts], [len(text) + 1 for text in texts], shape)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_keys(name: str) -> None:
+    """What the last feed-forward reads, beside the states; a model without one says so."""
+    lm, texts = make_lm(name), [some_tokens(50), some_tokens(9, seed=1)]
+    reader = Reader(lm, 24, 7, key="ffn_input")
+    if name in ("mamba", "mamba2", "recurrent-gemma"):
+        with pytest.raises(ModelError, match="last feed-forward layer has none of the names"):
+            reader.read(texts)
+        return
+    parts: list[list[torch.Tensor]] = [[], []]
+    past = None
+    for begin in range(0, 50, 5):
+        read, past = reader.read([text[begin : begin + 5] for text in texts], past)
+        assert read.keys_BTD is not None
+        for row, part in enumerate(parts):
+            part.append(read.keys_BTD[row, read.real_BT[row]])
+    for text, part in zip(texts, parts, strict=True):
+        torch.testing.assert_close(torch.cat(part), encoded(lm, text, 24, 7, "ffn_input"), rtol=1e-5, atol=1e-5)
+    read, _ = reader.read([[], []], past)
+    assert read.keys_BTD is not None
+    assert read.keys_BTD.shape == (2, 0, parts[0][0].shape[-1])
+    assert Reader(lm, 24, 7).read([[1]])[0].keys_BTD is None
+
+
+def test_texts_of_different_length_are_one_forward_pass() -> None:
+    lm = make_lm("llama")
+    reader = Reader(lm, 48, 16)
+    _, past = reader.read([some_tokens(n) for n in (3, 40, 17, 0, 22, 9, 30, 11)])
+    with Calls(lm) as calls:
+        _, past = reader.read([[1]] * 8, past)
+        _, past = reader.read([[1] * n for n in (1, 2, 3, 4, 4, 3, 2, 1)], past.crop([0, 3, 2, 1, 0, 1, 2, 3]))
+        assert len(calls) == 2
+        _, past = reader.read([[1]] * 7 + [[]], past)  # who reads nothing waits apart
+        _, past = reader.read([[1]] * 7 + [[]], past)
+        assert [len(call["input_ids"]) for call in calls[2:]] == [7, 7]
+
+
+def test_a_window_that_begins_anew_is_read_apart_and_joins_the_others() -> None:
+    lm = make_lm("llama")
+    reader = Reader(lm, 48, 16)
+    texts = [some_tokens(47), some_tokens(20, seed=1)]
+    _, past = reader.read(texts)
+    with Calls(lm) as calls:
+        _, past = reader.read([[1], [2]], past)
+        assert [tuple(call["input_ids"].shape) for call in calls] == [(1, 1), (1, 17)]
+        read, past = reader.read([[3], [4]], past)
+        assert tuple(calls[2]["input_ids"].shape) == (2, 1)
+    check(lm, read, [[*texts[0], 1, 3], [*texts[1], 2, 4]], [49, 22], (48, 16))
+
+
+def test_nothing_is_masked_copied_or_placed_without_need() -> None:
+    lm = make_lm("llama")
+    reader = Reader(lm, 48, 16)
+    _, past = reader.read([some_tokens(10), some_tokens(10, seed=1)])
+    _, past = reader.read([[1], [2]], past)
+    with Calls(lm) as calls:
+        for _ in range(5):
+            before, past = past, reader.read([[1], [2]], past)[1]
+            assert keys_of(past).data_ptr() == keys_of(before).data_ptr()
+        assert keys_of(past.select([0, 1])) is keys_of(past)
+        assert keys_of(past.crop(3)).data_ptr() == keys_of(past).data_ptr()
+        assert not any({"attention_mask", "position_ids"} & call.keys() for call in calls)
+
+
+def keys_of(past: LMPast) -> torch.Tensor:
+    """The keys of the first layer, with the room behind them."""
+    (group,) = past.groups
+    assert isinstance(group.past, KeyValues)
+    return group.past.layers[0][0]
+
+
+def test_two_threads_read_on_from_one_past() -> None:
+    """Only one of them may write behind it."""
+    lm = make_lm("llama")
+    reader = Reader(lm, 48, 16)
+    text = some_tokens(10)
+    _, past = reader.read([[*text, 1]], reader.read([[]])[1])
+    _, past = reader.read([[2]], past)  # now there is room behind
+    with ThreadPoolExecutor(4) as pool:
+        pasts = list(pool.map(lambda token: reader.read([[token]], past)[1], range(16)))
+    for token, own in enumerate(pasts):
+        read, _ = reader.read([[3]], own)
+        check(lm, read, [[*text, 1, 2, token, 3]], [14], (48, 16))
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "bloom", "adaptive"])
+def test_memory_is_bounded_by_the_window(name: str) -> None:
+    lm, window = make_lm(name), 24
+    reader = Reader(lm, window, 7)
+    rng = np.random.default_rng(0)
+    _, past = reader.read([[]] * 4)
+    most = 0
+    for _ in range(120):
+        counts = rng.integers(0, 20 if rng.random() < 0.2 else 3, size=4)
+        _, past = reader.read([some_tokens(count) for count in counts], past)
+        past = past.crop([int(rng.integers(0, min(3, length) + 1)) for length in past.lengths])
+        held = [group.past for group in past.groups]
+        most = max(keys.shape[-2] for past in held if isinstance(past, KeyValues) for keys, _ in past.layers)
+        assert most <= window + BLOCK
+        assert sum(len(group.rows) for group in past.groups) <= 4
+    assert min(past.lengths) > 3 * window
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "adaptive", "transformer-xl"])
+def test_bfloat16_arithmetic(name: str) -> None:
+    lm, text = make_lm(name, "bf16"), some_tokens(40)
+    reader = Reader(lm, 24, 7)
+    (first, past), want = reader.read([text[:5], text]), encoded(lm, text, 24, 7)
+    read, _ = reader.read([text[5:], []], past)
+    assert read.states_BTD.dtype == torch.float32
+    got = torch.cat([first.states_BTD[0, :6], read.states_BTD[0]])
+    assert (got - want).norm() < 0.03 * want.norm()
+    assert not torch.equal(want, encoded(make_lm(name), text, 24, 7))
+
+
+def test_a_text_may_be_as_long_as_it_likes() -> None:
+    """Many windows at once, and an absolute position for every slot."""
+    lm, texts = make_lm("gpt2"), [some_tokens(400), some_tokens(130, seed=1)]
+    reader = Reader(lm, 48, 16)
+    read, past = reader.read(texts)
+    check(lm, read, texts, [0, 0], (48, 16))
+    read, _ = reader.read([[1], [2] * 40], past.crop([3, 0]))
+    check(lm, read, [[*texts[0][:-3], 1], texts[1] + [2] * 40], [398, 131], (48, 16))
+
+
+def test_no_texts() -> None:
+    read, past = Reader(make_lm("llama"), 24, 7).read([])
+    assert read.states_BTD.shape == (0, 0, 32)
+    assert len(past) == 0
+    _, past = Reader(make_lm("llama"), 24, 7).read([[1], [2]])
+    assert past.select([]).lengths == ()
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    lm = make_lm("llama")
+    with pytest.raises(ModelError, match="expected a context from 0 to 15"):
+        Reader(lm, 16, 16)
+    with pytest.raises(ModelError, match="expected a key among state, ffn_input; got value"):
+        Reader(lm, 16, 4, key="value")
+    reader = Reader(lm, 16, 4)
+    _, past = reader.read([[1, 2], [3]])
+    for wrong in (2, [0], [0, 2], [-1, 0]):
+        with pytest.raises(ModelError, match="expected a number of tokens to drop for each of 2 texts"):
+            past.crop(wrong)
+    with pytest.raises(ModelError, match=r"expected numbers of texts from 0 to 1, got \[0, 2\]"):
+        past.select([0, 2])
+    with pytest.raises(ModelError, match="expected tokens for each of the 2 texts of the past, got 1"):
+        reader.read([[1]], past)

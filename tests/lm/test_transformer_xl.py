@@ -140,8 +140,9 @@ def test_a_stream_cut_anywhere_is_the_whole_text(changes: dict[str, object], cut
     tokens = torch.randint(20, (2, sum(cuts)))
     parts, past = [], None
     for part in tokens.split(cuts, dim=1):
-        states, _, past = lm.stream(part, past)
-        parts.append(states)
+        out = lm.stream(part, past)
+        parts.append(out.states)
+        past = out.past
     torch.testing.assert_close(torch.cat(parts, 1), lm.encode(tokens))
 
 

@@ -100,8 +100,8 @@ class AdaptiveTransformer(nn.Module):
     def stream(self, tokens_BT: Tensor, past: KeyValues | None = None) -> Output:
         """Tokens that follow those of `past`."""
         out: Output = self(tokens_BT, None if past is None else past.dense())
-        read = range(out.past[0][0].shape[2])
-        return out._replace(past=KeyValues(tuple(out.past), (read,) * len(tokens_BT)))
+        counts = [out.past[0][0].shape[2]] * len(tokens_BT)
+        return out._replace(past=KeyValues.of(tuple(out.past), counts))
 
 
 class Layer(nn.Module):

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from gnnlm.lm.protocol import Streamed
 from gnnlm.lm.tokens import TokenText
 
 if TYPE_CHECKING:
-    from gnnlm.lm.hf_stream import HFStream  # imports transformers, which takes a while
+    from gnnlm.lm.hf_stream import HFStream
 
 SMOLLM2 = "smollm2"
 SAMPLES, SAMPLE = 256, 2**16  # samples of a large weight file that are hashed, and the bytes of each
@@ -156,9 +156,10 @@ class HFModel:
 
     @cached_property
     def _stream(self) -> HFStream:
-        from gnnlm.lm.hf_stream import HFStream
+        from gnnlm.lm.hf_stream import HFStream, find_way  # imports transformers, which takes a while
 
-        return HFStream(self.model.base_model, self.vocab_size, self._forward)
+        base = self.model.base_model
+        return HFStream(base, self._forward, find_way(base, self.vocab_size, partial(self._forward, exact=True)))
 
     @property
     def ragged(self) -> bool:
@@ -171,8 +172,13 @@ class HFModel:
         return self._stream.read(tokens_BT, past, counts, keys)
 
     @torch.inference_mode()
-    def _forward(self, tokens_BT: Tensor, keys: bool = False, **arguments: Any) -> tuple[Tensor, Tensor | None, Any]:
-        """States, keys if asked for, and the model's own output; everything that is read is read here."""
+    def _forward(
+        self, tokens_BT: Tensor, keys: bool = False, exact: bool = False, **arguments: Any
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        """States, keys if asked for, and the model's own output; everything that is read is read here.
+
+        `exact` calculates in full precision whatever `lm.dtype` says.
+        """
         if tokens_BT.numel() and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < self.vocab_size:
             raise ModelError(
                 f"expected token ids from 0 to {self.vocab_size - 1}, got {int(tokens_BT.min())} to "
@@ -182,7 +188,7 @@ class HFModel:
         placed = {
             name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in arguments.items()
         }
-        with reading as read, self._arithmetic():
+        with reading as read, contextlib.nullcontext() if exact else self._arithmetic():
             out = self.model.base_model(input_ids=tokens_BT.to(self.device), **placed)
         states_BTD = out.last_hidden_state.float()
         return states_BTD, read[0].reshape(*states_BTD.shape[:2], -1).float() if keys else None, out

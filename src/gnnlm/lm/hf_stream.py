@@ -10,22 +10,22 @@ from __future__ import annotations
 import copy
 import enum
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from gnnlm.lm.past import KeyValues, extend
+from gnnlm.lm.past import Growth, KeyValues
 from gnnlm.lm.protocol import Past, Streamed
 
+STEPS = 16  # token by token; to read more, the window is read again from its beginning in one pass
 CACHES = ("past_key_values", "cache_params", "state")  # what families call it
-TOLERANCE = 0.05  # of the largest state; a way that does not work is off by about as much as the states are large
 
-# tokens, whether keys are wanted and the model's other arguments -> states, keys and the model's own output
+# tokens, whether keys are wanted, and arguments for the model -> states, keys and the model's own output
 Forward = Callable[..., tuple[Tensor, Tensor | None, Any]]
 
 
@@ -38,124 +38,136 @@ class Way(enum.Enum):
 
 
 class HFStream:
-    """One model's way to read on."""
+    """A model that reads on in one of these ways."""
 
-    def __init__(self, base: nn.Module, vocab_size: int, forward: Forward) -> None:
-        self._config, self._vocab_size, self._forward = base.config, vocab_size, forward
-        self._arguments = set(inspect.signature(base.forward).parameters)
-        self._cache = next((name for name in CACHES if name in self._arguments), None)
-
-    @cached_property
-    def way(self) -> Way:
-        return next(way for way in self._ways() if way is Way.NONE or self._agrees(way))
+    def __init__(self, base: nn.Module, forward: Forward, way: Way) -> None:
+        self._forward, self.way, self._cache = forward, way, _cache_argument(base)
 
     @property
     def ragged(self) -> bool:
         return self.way is Way.RAGGED
 
-    def read(
-        self, tokens_BT: Tensor, past: Any, counts: Sequence[int] | None, keys: bool, way: Way | None = None
-    ) -> Streamed:
-        way = way or self.way
-        if way in (Way.RAGGED, Way.EVEN):
+    def read(self, tokens_BT: Tensor, past: Any, counts: Sequence[int] | None, keys: bool) -> Streamed:
+        if self.way in (Way.RAGGED, Way.EVEN):
             return self._read_slots(tokens_BT, past, counts or [tokens_BT.shape[1]] * len(tokens_BT), keys)
-        if way is Way.NONE:
+        if self.way is Way.NONE:
             assert past is None, "there is no past to read on from"
             return Streamed(*self._forward(tokens_BT, keys, use_cache=False)[:2], None)
-        parts = tokens_BT.split(1 if way is Way.STEPS and past is not None else tokens_BT.shape[1], dim=1)
-        cache = None if past is None else copy.deepcopy(past.cache)  # the model writes into it
+        return self._read_own(tokens_BT.cpu(), past, keys)
+
+    def _read_own(self, tokens_BT: Tensor, past: OwnCache | None, keys: bool) -> Streamed:
+        new = tokens_BT.shape[1]
+        text_BT = tokens_BT if past is None else torch.cat([past.tokens_BT, tokens_BT], dim=1)
+        steps = self.way is Way.STEPS and past is not None
+        if past is None or (steps and new > STEPS):
+            cache, parts = None, [text_BT]
+        else:
+            cache, parts = copy.deepcopy(past.cache), tokens_BT.split(1 if steps else new, dim=1)
         read = []
         for part_BT in parts:
-            states, read_keys, out = self._forward(part_BT, keys, use_cache=True, **{str(self._cache): cache})
+            states, read_keys, out = self._forward(part_BT, keys, use_cache=True, **{self._cache: cache})
             read.append((states, read_keys))
-            cache = getattr(out, str(self._cache))
+            cache = getattr(out, self._cache)
         made, made_keys = zip(*read, strict=True)
-        return Streamed(torch.cat(made, dim=1), torch.cat(made_keys, dim=1) if keys else None, OwnCache(cache))
+        states, read_keys = torch.cat(made, dim=1)[:, -new:], torch.cat(made_keys, dim=1)[:, -new:] if keys else None
+        return Streamed(states, read_keys, OwnCache(cache, text_BT))
 
     def _read_slots(self, tokens_BT: Tensor, past: KeyValues | None, counts: Sequence[int], keys: bool) -> Streamed:
-        cache, placing = DynamicCache(), {}  # without a config every layer keeps all of the window, sliding or not
-        if past is not None:
-            cache.layers = [Slots(*layer, past.spans) for layer in past.layers]
-            placing = _placing(past.held, counts, tokens_BT.shape[1])
+        cache = DynamicCache()  # without a config every layer keeps all of the window, sliding or not
+        if past is None:
+            states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache)
+            layers = tuple((layer.keys, layer.values) for layer in cache.layers)
+            return Streamed(states, read, KeyValues.of(layers, counts))
+        new = tokens_BT.shape[1]
+        growth, placing = Growth(past, new), _placing(past.held, new)
+        cache.layers = [Slots(layer, growth) for layer in past.layers]
         states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache, **placing)
-        layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-        if past is not None:
-            return Streamed(states, read, past.grown(layers, counts))
-        return Streamed(states, read, KeyValues(layers, tuple(range(count) for count in counts)))
+        return Streamed(states, read, growth.grown(tuple(layer.slots for layer in cache.layers), counts))
 
-    def _ways(self) -> list[Way]:
-        ways = [Way.NONE]
-        if self._cache is not None:
-            ways = [Way.CHUNKS, Way.STEPS, *ways]
-        if self._cache == "past_key_values":
-            kinds = {type(layer) for layer in DynamicCache(config=self._config).layers}
-            if kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
-                ways = [Way.EVEN, *ways]
-                if {"attention_mask", "position_ids"} <= self._arguments:
-                    ways = [Way.RAGGED, *ways]
-        return ways
 
-    def _agrees(self, way: Way) -> bool:
-        """Whether reading this way gives the states of one pass."""
-        texts = [[(row + step) % self._vocab_size for step in range(9)] for row in (0, 5)]
-        wanted_BTD = self._forward(torch.tensor(texts), False, use_cache=False)[0]
-        counts = (
-            [[(4, 2), (1, 4), (2, 1)], [(1, 1), (3, 2)]] if way is Way.RAGGED else [[(4, 4), (2, 2)], [(1, 1), (3, 3)]]
-        )
+def find_way(base: nn.Module, vocab_size: int, forward: Forward) -> Way:
+    """The best way in which a model reads on; `forward` is to calculate in full precision."""
+    texts = [[(row + step) % vocab_size for step in range(8)] for row in (0, 5)]
+    wanted_BTD = forward(torch.tensor(texts), use_cache=False)[0]
+    margin = float(wanted_BTD.abs().max()) * 3 * torch.finfo(next(base.parameters()).dtype).eps ** 0.5
+    for way in _possible_ways(base):
         try:
-            return all(self._reads(way, texts, wanted_BTD, cut) for cut in counts)
+            if _gap(HFStream(base, forward, way), texts, wanted_BTD) < margin:
+                return way
         except Exception:  # a family that cannot do it may fail in any way
-            return False
+            continue
+    return Way.NONE
 
-    def _reads(self, way: Way, texts: list[list[int]], wanted_BTD: Tensor, cuts: list[tuple[int, int]]) -> bool:
-        order, done, past = [0, 1], [0, 0], None
-        for counts in cuts:
-            longest = max(counts)
-            tokens = [
-                (texts[row][done[row] :][:count] + [0] * longest)[:longest]
-                for row, count in zip(order, counts, strict=True)
-            ]
-            states_BTD, _, past = self.read(torch.tensor(tokens), past, counts, False, way)
-            for line, (row, count) in enumerate(zip(order, counts, strict=True)):
-                gap = (states_BTD[line, :count] - wanted_BTD[row, done[row] :][:count]).abs().max()
-                if not gap < TOLERANCE * wanted_BTD.abs().max():
-                    return False
-                done[row] += count
-            order = order[::-1]
-            past = past.select([1, 0]) if past is not None else None
-        return True
+
+def _possible_ways(base: nn.Module) -> list[Way]:
+    """Those that the model has arguments for, the best first."""
+    cache = _cache_argument(base)
+    ways = [Way.CHUNKS, Way.STEPS] if cache else []
+    if cache == CACHES[0]:
+        kinds = {type(layer) for layer in DynamicCache(config=base.config).layers}
+        if kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+            ragged = {"attention_mask", "position_ids"} <= _arguments(base)
+            ways = [*([Way.RAGGED] if ragged else []), Way.EVEN, *ways]
+    return ways
+
+
+@torch.inference_mode()
+def _gap(stream: HFStream, texts: list[list[int]], wanted_BTD: Tensor) -> float:
+    """How far the states of texts that are read in two pieces, and swapped in between, are from those of one pass."""
+    gap = 0.0
+    for counts, more in [((4, 2), (1, 3))] if stream.way is Way.RAGGED else [((4, 4), (2, 2)), ((1, 1), (3, 3))]:
+        tokens = torch.tensor([text[: max(counts)] for text in texts])
+        past = stream.read(tokens, None, counts, False).past
+        assert past is not None
+        tokens = torch.tensor([texts[row][counts[row] :][: max(more)] for row in (1, 0)])
+        states_BTD = stream.read(tokens, past.select([1, 0]), more, False).states
+        for got_TD, row, count in zip(states_BTD, (1, 0), more, strict=True):
+            gaps = (got_TD[:count] - wanted_BTD[row, counts[row] :][:count]).abs()
+            gap = max(gap, float(gaps.max().nan_to_num(math.inf)))
+    return gap
+
+
+def _arguments(base: nn.Module) -> set[str]:
+    return set(inspect.signature(base.forward).parameters)
+
+
+def _cache_argument(base: nn.Module) -> str:
+    """What a model calls its cache; nothing where it has none."""
+    return next((name for name in CACHES if name in _arguments(base)), "")
 
 
 class Slots(DynamicLayer):  # type: ignore[misc]
-    """A layer's slots as a transformers cache, until the model appends to them."""
+    """A layer of a past as transformers sees it, for one forward pass."""
 
-    def __init__(self, keys: Tensor, values: Tensor, spans: Sequence[range]) -> None:
+    def __init__(self, slots: tuple[Tensor, Tensor], growth: Growth) -> None:
         super().__init__()
-        self.keys, self.values, self.spans = keys, values, spans
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.slots, self._growth = slots, growth
+        self.dtype, self.device, self.is_initialized = slots[0].dtype, slots[0].device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.keys = extend(self.keys, key_states, self.spans)
-        self.values = extend(self.values, value_states, self.spans)
-        self.spans = [range(self.keys.shape[-2])]
+        old_keys, old_values = self.slots
+        self.slots = self._growth.append(old_keys, key_states), self._growth.append(old_values, value_states)
+        self.keys, self.values = (self._growth.seen(slots) for slots in self.slots)
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        return max(len(span) for span in self.spans)
+        return self._growth.before if self.keys is None else int(self.keys.shape[-2])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OwnCache:
-    """A model's own cache, of which little is known."""
+    """A model's own cache, of which little is known; the model writes into it, so that it is copied before."""
 
     cache: Any
+    tokens_BT: Tensor  # that were read
 
+    @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> OwnCache | None:
         if not hasattr(self.cache, "reorder_cache"):
             return None
         cache = copy.deepcopy(self.cache)
         cache.reorder_cache(torch.tensor(rows))
-        return OwnCache(cache)
+        return OwnCache(cache, self.tokens_BT[rows])
 
     def crop(self, counts: Sequence[int]) -> OwnCache | None:
         return None if any(counts) else self
@@ -164,7 +176,7 @@ class OwnCache:
         return None
 
 
-def _placing(held: Sequence[int], counts: Sequence[int], new: int) -> dict[str, Tensor]:
+def _placing(held: Sequence[int], new: int) -> dict[str, Tensor]:
     """Mask and position ids of new tokens behind rows of different length; without them a model counts slots.
 
     New slots are never masked, though some are padding: no token before them sees them, and a line of a mask with
@@ -173,8 +185,6 @@ def _placing(held: Sequence[int], counts: Sequence[int], new: int) -> dict[str, 
     longest = max(held)
     if min(held) == longest:
         return {}
-    held_B = torch.tensor(held)
-    last = max(before + count for before, count in zip(held, counts, strict=True)) - 1
-    positions_BT = (held_B[:, None] + torch.arange(new)).clamp(max=last)  # padding, too, must have a position
-    mask_BS = torch.arange(longest + new) >= longest - held_B[:, None]
-    return {"position_ids": positions_BT, "attention_mask": mask_BS.long()}
+    held_B1 = torch.tensor(held)[:, None]
+    mask_BS = torch.arange(longest + new) >= longest - held_B1
+    return {"position_ids": held_B1 + torch.arange(new), "attention_mask": mask_BS.long()}

@@ -1,34 +1,54 @@
 """The keys and values that attention keeps of tokens it has read, for texts of different length in one batch.
 
-Each row has its tokens in neighbouring slots. Before a row reads on, its last token is moved to the last slot: what
-is behind is cut off, what is before is padding. So the distance of two slots is always that of their tokens, as
-models with sliding windows or linear biases need, and padding on the left is what every family knows how to mask.
+A row's tokens lie in neighbouring slots. Before rows read on, their ends are put together: what is before a shorter
+row is padding. So the distance of two slots is always that of their tokens, as sliding windows and linear biases
+need, and padding on the left is what every family knows how to mask.
+
+Slots are appended in place where there is room behind: the first to read on from a past writes there, which no other
+past looks at, and whoever reads on from the same past later makes a copy.
 
 Shapes: B rows, H heads, S slots, T new tokens, d head width.
 """
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-WASTE = 4  # at most one slot in so many belongs to no token of the longest row
+BLOCK = 64  # slots of room behind what is copied
+
+Layers = tuple[tuple[Tensor, Tensor], ...]
 
 
-@dataclass(frozen=True)
+class Room:
+    """How many slots of some tensors are written to."""
+
+    def __init__(self, filled: int) -> None:
+        self._filled, self._lock = filled, threading.Lock()
+
+    def claim(self, first: int, last: int) -> bool:
+        """Whether the slots from `first` on were still free; if so, those before `last` no longer are."""
+        with self._lock:
+            free = self._filled == first
+            self._filled = last if free else self._filled
+            return free
+
+
+@dataclass(frozen=True, eq=False)
 class KeyValues:
-    """Each layer's keys and values, [B, H, S, d], and the slots that each row has filled."""
+    """Each layer's keys and values, [B, H, S, d] with room behind, and the slots that each row has filled."""
 
-    layers: tuple[tuple[Tensor, Tensor], ...]
+    layers: Layers
     spans: tuple[range, ...]
+    room: Room
 
-    @property
-    def slots(self) -> int:
-        return int(self.layers[0][0].shape[-2])
+    @staticmethod
+    def of(layers: Layers, counts: Sequence[int]) -> KeyValues:
+        """Rows that begin together; what is behind counts[b] tokens of row b is padding."""
+        return KeyValues(layers, tuple(range(count) for count in counts), Room(layers[0][0].shape[-2]))
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -37,78 +57,68 @@ class KeyValues:
 
     def select(self, rows: Sequence[int]) -> KeyValues:
         """These rows, in this order."""
-        spans = [self.spans[row] for row in rows]
-        first, last = min(span.start for span in spans), max(span.stop for span in spans)
-
-        def chosen(slots: Tensor) -> Tensor:
-            return slots[..., first:last, :].index_select(0, torch.tensor(rows, device=slots.device))
-
-        return KeyValues(
-            tuple((chosen(keys), chosen(values)) for keys, values in self.layers),
-            tuple(range(span.start - first, span.stop - first) for span in spans),
-        )
+        return _together([(self, row) for row in rows])
 
     def crop(self, counts: Sequence[int]) -> KeyValues:
         """Without the last counts[b] tokens of row b."""
-        spans = zip(self.spans, counts, strict=True)
-        return KeyValues(self.layers, tuple(range(span.start, span.stop - count) for span, count in spans))
+        cropped = (range(s.start, s.stop - count) for s, count in zip(self.spans, counts, strict=True))
+        return KeyValues(self.layers, tuple(cropped), self.room)
 
     def join(self, others: Sequence[KeyValues]) -> KeyValues:
-        """The rows of all, one behind the other, in as few slots as the longest has tokens."""
-        pasts = [self, *others]
-        spans = tuple(itertools.chain.from_iterable(past.spans for past in pasts))
-        longest = max(len(span) for span in spans)
-
-        def together(layer: int, part: int) -> Tensor:
-            rows = [row for past in pasts for row in _rows(past.layers[layer][part], past.spans)]
-            return _ends_together(rows)
-
-        return KeyValues(
-            tuple((together(layer, 0), together(layer, 1)) for layer in range(len(self.layers))),
-            tuple(range(longest - len(span), longest) for span in spans),
-        )
-
-    def grown(self, layers: tuple[tuple[Tensor, Tensor], ...], counts: Sequence[int]) -> KeyValues:
-        """After reading counts[b] tokens in row b; `layers` were made by `extend`."""
-        longest = max(self.held)
-        spans = (range(longest - held, longest + count) for held, count in zip(self.held, counts, strict=True))
-        return KeyValues(layers, tuple(spans)).compact()
-
-    def compact(self) -> KeyValues:
-        """Itself, or a copy in fewer slots where many are wasted."""
-        wasted = self.slots - max(self.held)
-        return self.join([]) if wasted * WASTE > self.slots else self
+        """The rows of all, one behind the other."""
+        return _together([(past, row) for past in (self, *others) for row in range(len(past.spans))])
 
     def dense(self) -> list[tuple[Tensor, Tensor]]:
-        """The layers, where all rows have as many tokens, without slots that no row has."""
+        """The layers, where all rows have as many tokens, without the room."""
         (span,) = set(self.spans)
-        return [
-            (keys[..., span.start : span.stop, :], values[..., span.start : span.stop, :])
-            for keys, values in self.layers
-        ]
+        return [(keys[..., : span.stop, :], values[..., : span.stop, :]) for keys, values in self.layers]
 
 
-def extend(slots: Tensor, new: Tensor, spans: Sequence[range]) -> Tensor:
-    """The spans of each row, their ends together, and new slots behind; one copy, as appending makes anyway."""
-    if len({span.stop for span in spans}) == 1:
-        first = min(span.start for span in spans)
-        return torch.cat([slots[..., first : spans[0].stop, :], new], dim=-2)
-    return _ends_together(_rows(slots, spans), new)
+class Growth:
+    """One forward pass that appends T slots to each layer of a past."""
+
+    def __init__(self, past: KeyValues, new: int) -> None:
+        self._past, self._new, self.before = past, new, max(past.held)
+        fits = self.before + new <= past.layers[0][0].shape[-2]
+        together = all(span.stop == self.before for span in past.spans)
+        self._in_place = together and fits and past.room.claim(self.before, self.before + new)
+
+    def append(self, slots: Tensor, new: Tensor) -> Tensor:
+        """The tensor that holds the old slots, their ends together, and the new ones behind."""
+        if not self._in_place:
+            slots = _ends_together(slots, self._past.spans, self._new)
+        slots[..., self.before : self.before + self._new, :] = new
+        return slots
+
+    def seen(self, slots: Tensor) -> Tensor:
+        """What the new tokens attend to, without the room."""
+        return slots[..., : self.before + self._new, :]
+
+    def grown(self, layers: Layers, counts: Sequence[int]) -> KeyValues:
+        """The past behind it, with counts[b] tokens more in row b."""
+        held = self._past.held
+        spans = tuple(range(self.before - old, self.before + count) for old, count in zip(held, counts, strict=True))
+        return KeyValues(layers, spans, self._past.room if self._in_place else Room(self.before + self._new))
 
 
-def _rows(slots: Tensor, spans: Sequence[range]) -> list[Tensor]:
-    return [slots[row, ..., span.start : span.stop, :] for row, span in enumerate(spans)]
+def _together(rows: Sequence[tuple[KeyValues, int]]) -> KeyValues:
+    """Rows of one past or of several."""
+    spans = [past.spans[row] for past, row in rows]
+    longest = max(len(span) for span in spans)
+
+    def copied(layer: int, part: int) -> Tensor:
+        return _ends_together([past.layers[layer][part][row] for past, row in rows], spans, 0)
+
+    layers = tuple((copied(layer, 0), copied(layer, 1)) for layer in range(len(rows[0][0].layers)))
+    return KeyValues(layers, tuple(range(longest - len(span), longest) for span in spans), Room(longest))
 
 
-def _ends_together(rows: Sequence[Tensor], new: Tensor | None = None) -> Tensor:
-    """Rows [H, n, d] padded on the left with zeros, then the new slots [B, H, T, d]."""
-    longest = max(row.shape[-2] for row in rows)
-    total = longest + (0 if new is None else new.shape[-2])
-    out = rows[0].new_empty(len(rows), *rows[0].shape[:-2], total, rows[0].shape[-1])
-    for line, row in zip(out, rows, strict=True):
-        begin = longest - row.shape[-2]
+def _ends_together(rows: Sequence[Tensor] | Tensor, spans: Sequence[range], new: int) -> Tensor:
+    """Spans of rows [H, S, d], padded on the left with zeros; behind them new slots and room, not yet written to."""
+    longest = max(len(span) for span in spans)
+    out = rows[0].new_empty(len(rows), *rows[0].shape[:-2], longest + new + BLOCK, rows[0].shape[-1])
+    for line, row, span in zip(out, rows, spans, strict=True):
+        begin = longest - len(span)
         line[..., :begin, :] = 0
-        line[..., begin:longest, :] = row
-    if new is not None:
-        out[..., longest:, :] = new
+        line[..., begin:longest, :] = row[..., span.start : span.stop, :]
     return out

@@ -14,7 +14,7 @@ Shapes: B texts, T states, D width.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ KEYS = ("state", "ffn_input")
 BATCH_TOKENS = 2048  # of windows that are passed through whole, at once
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Read:
     """States of what was read, padded on the right with zeros, and keys where they are something else."""
 
@@ -41,7 +41,7 @@ class Read:
     real_BT: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Texts whose windows go through the model together: where each began, how much of it was read, and the past."""
 
@@ -68,7 +68,7 @@ class Group:
         return None if past is None else replace(self, held=tuple(held), past=past)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LMPast:
     """What was read of each text of a batch. A value: reading on, cropping and selecting make new ones."""
 
@@ -187,25 +187,48 @@ class Reader:
     ) -> Iterator[Group]:
         """Groups that read on together, without what was cropped, and without texts whose windows begin anew."""
         counts = [windows[0].stop - windows[0].first + 1 if windows else 0 for windows in todo]
-        alike: dict[tuple[int, int], list[Group]] = {}
+        reading = []
         for group in groups:
-            if not any(counts[row] for row in group.rows):
+            if any(counts[row] for row in group.rows):
+                reading.append(group)
+            else:
                 yield group
-                continue
-            left = [firsts[row] - start for row, start in zip(group.rows, group.starts, strict=True)]
-            kinds: dict[tuple[int, int], list[int]] = {}
+        lasting: dict[int, tuple[int, int]] = {}  # how much a text reads, and how much of its window it has read
+        for group in reading:
+            for row, start in zip(group.rows, group.starts, strict=True):
+                if start == window_start(firsts[row], self._window, self._context) and start < firsts[row]:
+                    lasting[row] = counts[row], firsts[row] - start
+        batches = self._batches(lasting)
+        alike: dict[Hashable, list[Group]] = {}
+        for group in reading:
+            parts: dict[Hashable, list[int]] = {}
             for number, row in enumerate(group.rows):
-                start = window_start(firsts[row], self._window, self._context)
-                if start == group.starts[number] and 0 < left[number] <= group.held[number]:
-                    kind = (1, 0) if self._lm.ragged else (counts[row], left[number])
-                    kinds.setdefault(kind, []).append(number)
-            for kind, numbers in kinds.items():
+                if row in batches:
+                    parts.setdefault(batches[row], []).append(number)
+            for batch, numbers in parts.items():
                 some = group.select(numbers)
-                some = some and some.crop([left[number] for number in numbers])
+                some = some and some.crop([lasting[row][1] for row in some.rows])
                 if some is not None:
-                    alike.setdefault(kind, []).append(some)
-        for (count, _), same in alike.items():
-            yield from _joined(same) if count else same
+                    alike.setdefault(batch, []).append(some)
+        for same in alike.values():
+            yield from _joined(same) if any(counts[row] for row in same[0].rows) else same
+
+    def _batches(self, texts: dict[int, tuple[int, int]]) -> dict[int, Hashable]:
+        """Which texts read on in one pass: those alike or, in a ragged model, those that fit in a window together."""
+        if not self._lm.ragged:
+            return dict(texts)
+        found: dict[int, Hashable] = {}
+        sizes: list[tuple[int, int]] = []
+        for row, (count, left) in sorted(texts.items(), key=lambda text: -text[1][1]):
+            if not count:
+                found[row] = "waits"
+                continue
+            fits = (n for n, (most, longest) in enumerate(sizes) if longest + max(most, count) <= self._window)
+            number = next(fits, len(sizes))
+            most, longest = sizes.pop(number) if number < len(sizes) else (0, left)
+            sizes.insert(number, (max(most, count), longest))
+            found[row] = number
+        return found
 
     def _stream(self, jobs: Sequence[Job], made: list[Made], group: Group | None = None) -> Group | None:
         """Read on where the group is, or from the beginning of windows; None where the model keeps no past."""

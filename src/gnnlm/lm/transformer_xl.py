@@ -150,7 +150,7 @@ class TransformerXL(nn.Module):
         return Output(torch.cat(states, dim=1), torch.cat(read, dim=1), Memory(seen, done))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Memory:
     """Each layer's inputs of the tokens in memory and of those read of a segment that is not whole, [B, M, D]."""
 
