@@ -202,7 +202,7 @@ def test_stopping_for_good(
     assert finished.facts["stopped_by_user_at"] == 28
     assert tree(finished.path) == tree(made.path)
     assert not (tmp_path / "cut" / ".lm.partial").exists()
-    assert "done already" in gnnlm("lm", "train", tmp_path / "cut", "--finish").stderr
+    assert "already done" in gnnlm("lm", "train", tmp_path / "cut", "--finish").stderr
 
 
 def test_nothing_to_finish(trained_whole: Run, tmp_path: Path) -> None:

@@ -184,5 +184,5 @@ def read_report(artifact: Artifact) -> Report:
     except (ValueError, ValidationError) as error:
         run = artifact.path.parent
         raise ArtifactError(
-            f"{artifact.path} holds no report of this version; make it again: gnnlm run {run} --rebuild"
+            f"{artifact.path} holds no report of this version; rebuild it: gnnlm run {run} --rebuild"
         ) from error
