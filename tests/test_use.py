@@ -71,5 +71,5 @@ def test_refusals(tiny_run: Run, tmp_path: Path) -> None:
     assert "nothing to score" in error_line("score", tiny_run.root, tmp_path / "empty.txt")
     (tmp_path / "text.txt").write_text("abc")
     told = error_line("score", tiny_run.root, tmp_path / "text.txt", "--predictor", "best")
-    assert "no predictor named 'best'; there are base, knn, gnn, gnn_knn" in told
+    assert "no predictor named 'best'; this run has base, knn, gnn, gnn_knn" in told
     assert "no document of the store" in error_line("neighbors", tiny_run.root, "abc", "--only", "nope")

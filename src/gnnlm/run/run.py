@@ -196,8 +196,8 @@ class Run:
             if name != "lm":
                 raise ConfigError(f"this run has no graph network, and so no {name} stage; set gnn.layers to 1 or more")
             raise ConfigError(
-                "this run uses its base model without training; set lm.model to scratch, or lm.finetune.kind to full or "
-                "lora"
+                "this run uses its base model without training; set lm.model to scratch, or lm.finetune.kind to full "
+                "or lora"
             )
         return self.stages[name]
 
