@@ -1,4 +1,4 @@
-"""What the benchmarks share: real neighbour rows, honest clocks, memory of a process of its own, one way to report."""
+"""What the benchmarks share: real neighbour rows, timing, memory measured in a separate process, and reporting."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def arguments(about: str, run: str = "runs/demo") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--run", default=run, help="the run whose neighbour table is used (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--child", help=argparse.SUPPRESS)  # one measurement, in a process of its own
+    parser.add_argument("--child", help=argparse.SUPPRESS)  # one measurement, in a separate process
     return parser
 
 
 def open_run(path: str) -> Run:
     if not Path(path).is_dir():
-        raise ConfigError(f"{path}: no such run; make one first (gnnlm demo), or name another with --run")
+        raise ConfigError(f"{path}: no such run; build one first (gnnlm demo), or name another with --run")
     return Run(load_config(Path(path)), reading=True)
 
 
 def best_seconds(work: Callable[[], object], tries: int = 3, at_most: float = 8.0) -> float:
-    """The fastest of some tries after one to warm up; fewer when they take long."""
+    """The fastest of several tries after a warm-up; fewer tries if they take long."""
     began = time.perf_counter()
     work()
     times = []
@@ -52,14 +52,14 @@ def best_seconds(work: Callable[[], object], tries: int = 3, at_most: float = 8.
 def peak_bytes() -> int:
     """The largest resident size this process has had."""
     status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would also count what the parent had when it started this process
+    if status.is_file():  # getrusage would also count the parent's memory at the time it started this process
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def in_a_process(script: str, arguments: Sequence[str], child: dict[str, Any]) -> dict[str, Any]:
-    """Run one measurement in a fresh process; what it prints last, as JSON."""
+    """Run one measurement in a new process; returns its last line of output, parsed as JSON."""
     command = [sys.executable, script, *arguments, "--child", json.dumps(child)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -70,7 +70,7 @@ def in_a_process(script: str, arguments: Sequence[str], child: dict[str, Any]) -
 
 
 def machine() -> str:
-    """The processor, and how much of it is ours."""
+    """The processor, and the threads and memory available."""
     name = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").is_file():
         found = [s for s in Path("/proc/cpuinfo").read_text().splitlines() if s.startswith("model name")]
@@ -80,7 +80,7 @@ def machine() -> str:
 
 
 def one_by_one(title: str, cases: Sequence[Any], measure: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Measure each case, saying which is on its way."""
+    """Measure each case and print progress."""
     results = []
     for number, case in enumerate(cases, 1):
         began = time.perf_counter()

@@ -3,13 +3,14 @@
     .venv/bin/pip install -c constraints.txt -e '.[bench]'
     .venv/bin/python benchmarks/gnn_layer.py [--json]
 
-Three layers, 128 context tokens, l = r = 1, preset `released`. Rows come from a real run's neighbour table, states are
-random (the widths are not the run's). Clocks run in this process, one side after the other on the same threads; peak
-memory, of a forward and backward pass, is that of a process of its own.
+Three layers, 128 context tokens, l = r = 1, preset `released`. Rows come from a real run's neighbour table; states are
+random, because the widths are not the run's. Times are measured in this process, one implementation after the other on
+the same threads. Peak memory is that of a forward and backward pass in a separate process.
 
-forward, uncached, train: how many times faster than the edge lists this is, per token, when neighbour states come from
-a cache, when they are computed, and forward + backward. The edge lists get the better of one block and, where memory
-allows, two at once. `shared`: the same against edge lists that have one window per distinct row, as we do.
+`forward`, `uncached`, `train`: the speedup per token over the edge lists, for a forward pass with cached neighbour
+states, for one that computes them, and for forward + backward. The edge lists are timed with one block and, if memory
+allows, with two at once; the better time counts. `shared`: the speedup over edge lists with one window per distinct
+row, as in `gnnlm`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gnnlm.lm.head import SoftmaxHead
 from gnnlm.predict.cache import WindowCache, make_tables
 
 TOKENS = 128
-TWO_BLOCKS_UP_TO = 32  # k; more would not fit the memory of a small machine
+TWO_BLOCKS_UP_TO = 32  # the largest k for which two blocks fit into the memory of a small machine
 
 
 @dataclass
@@ -75,7 +76,7 @@ def trained(model: torch.nn.Module, work: Any) -> None:
 
 
 def cached(model: GnnModel, graph: Graph) -> tuple[Graph, WindowCache]:
-    """The graph with a cache that holds its windows alone, in their order."""
+    """The graph with a cache that holds only its windows, in their order."""
     with torch.inference_mode():
         tables = [table.flatten(0, -2) for table in make_tables(model, graph.windows, projected=True)]
     rows_U = torch.arange(len(graph.windows.rows_U))
@@ -134,7 +135,7 @@ def measure(case: Case, run: str) -> dict[str, Any]:
 
 
 def memory(case: Case, run: str, side: str) -> int:
-    """Peak resident size of a process that makes one forward and backward pass."""
+    """Peak resident size of a process that runs one forward and backward pass."""
     model, graph = case.model(), case.graph(run)
     if side == "ours":
         trained(model, lambda: model(graph)[0])

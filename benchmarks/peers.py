@@ -1,9 +1,9 @@
-"""The other ways to compute the same network: edge lists with PyTorch Geometric, and dense textbook tensors.
+"""Other implementations of the same network: edge lists with PyTorch Geometric, and dense textbook tensors.
 
-Both take the weights of a `GnnModel` with the choices of the public code (preset `released`) and compute what it
-computes, for one block. Both are written as their authors would: vectorised, projections once per node, no loop over
-edges or heads. Every neighbour of every token is a node of its own, as the paper builds its graph; `shared` lets the
-edge lists have one window per distinct row instead.
+Both take the weights of a `GnnModel` with the preset `released` and compute the same output, for one block. Both are
+written in the idiom of their library: vectorised, projections once per node, no loop over edges or heads. Every
+neighbour of every token is a separate node, as in the paper's graph; `shared` gives the edge lists one window per
+distinct row instead.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class EdgeLists(nn.Module):
 
 
 class Dense(nn.Module):
-    """The textbook: every node of every token projected, [tokens, k, window, width], and masked softmaxes."""
+    """The textbook: all nodes of every token projected, [tokens, k, window, width], and masked softmaxes."""
 
     def __init__(self, model: GnnModel, graph: Graph) -> None:
         super().__init__()

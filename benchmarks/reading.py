@@ -1,16 +1,16 @@
-"""What reading on costs: milliseconds of a step of the base model, of search, of the GNN and of the mix.
+"""The cost of a generation step: milliseconds of the base model, of search, of the GNN and of the mix.
 
     .venv/bin/python benchmarks/reading.py [--run runs/demo] [--json]
 
-Texts are the run's test documents, laid end to end and cut to the past's length; what follows in them is read next, one
-token at a time or a block of 8, in batches of 1 and 8 texts. Everything runs in one process, on the same threads, and
-the parts of a step are timed one after the other in the same rounds:
+The texts are the run's test documents, concatenated and cut to the length of the past. The tokens that follow are read
+next, one at a time or in a block of 8, in batches of 1 and 8 texts. Everything runs in one process, on the same
+threads, and the parts of a step are timed one after the other in the same rounds:
 - base: the frozen model with its cache, and its softmax;
-- search: k = 1024 neighbours (or what the run's kNN uses) of every new token, through the run's own index;
+- search: k = 1024 neighbours (or the k of the run's kNN) of every new token, through the run's own index;
 - gnn: the graph network with 128 neighbours (the run's graph_k), through the run's cache of rows;
 - mix: p_kNN and its mix with the softmax of the GNN's state, over the whole vocabulary.
-`beside_base` is (search + gnn + mix) over base: what opening the book adds to a step. `block_of_8` is the whole step
-for 8 tokens over the whole step for one.
+`beside_base` is (search + gnn + mix) / base: the relative cost that retrieval adds to a step. `block_of_8` is the time
+of a whole step for 8 tokens over that of a step for one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROUNDS = 12
 
 @dataclass
 class Step:
-    """One step from a past, in parts that can be timed apart."""
+    """One step from a past, in parts that can be timed separately."""
 
     book: OpenBook
     past: Past
@@ -62,7 +62,7 @@ class Step:
         predictor.gnn(graph, past.carry, predictor.cache, ROLLBACK)
 
     def mix(self) -> None:
-        """With the base model's softmax in the place of the GNN's: there is one either way."""
+        """The mix with the base model's softmax instead of the GNN's: the cost is the same."""
         predictor, mix = self.book.predictor, self.book.predictor.mixes["gnn"]
         tokens = predictor.graphs.store.tokens(self.found.positions.clamp(min=0)).flatten(0, 1)
         similarity = self.found.similarity.flatten(0, 1)

@@ -1,4 +1,4 @@
-"""What an open book costs: tokens/s of the whole model against its base model, on a real run.
+"""The cost of an open book: tokens/s of the whole model against its base model, on a real run.
 
     .venv/bin/python benchmarks/scoring.py [--run runs/demo] [--json]
 
@@ -6,8 +6,8 @@ From tokens to log-probabilities of the test split's first tokens, everything in
 - base: the frozen LM and its softmax, at its fastest batch size;
 - base + GNN at k = 8, 32, 128 with precomputed neighbours (what the paper's figure shows), through the run's cache;
 - base + GNN + kNN with live search: k = 1024 neighbours looked up for every token, the first k of them in the graph.
-`slowdown` is time per token over the base model's. Building the cache, once per network, is not counted; `gnnlm cache`
-says how long it takes.
+`slowdown` is the time per token over that of the base model. The cache is built once per network and is not counted;
+`gnnlm cache` prints how long it takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BATCHES = (512, 1024, 2048)
 
 
 class Scorer:
-    """The first documents of a run's test split, scored in ever more ways."""
+    """Scores the first documents of a run's test split with each predictor."""
 
     def __init__(self, run: str, tokens: int) -> None:
         self.run = open_run(run)
@@ -77,7 +77,7 @@ class Scorer:
 
 
 def seconds(work: object, *given: int) -> float:
-    """The better of two, after none to warm up: a pass is long."""
+    """The better of two times, without a warm-up: a pass is long."""
     times = []
     for _ in range(2):
         began = time.perf_counter()
@@ -98,7 +98,7 @@ def main() -> None:
     base = by_batch[batch]
     cases = []
     for k in given.k:
-        base = min(base, seconds(scorer.base, batch))  # again beside each case: the machine's mood is part of both
+        base = min(base, seconds(scorer.base, batch))  # timed again with each case, so that slow moments affect both
         gnn, full = seconds(scorer.gnn, batch, k), seconds(scorer.gnn_knn, batch, k)
         cases.append({"k": k, "gnn_s": gnn, "full_s": full})
     count = scorer.end

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/training.py [--run runs/demo] [--json]
 
-Every case is a process of its own that takes whole steps (graph, forward, frozen softmax, backward, optimizer) on a
-real run's train split. One thing is varied at a time around k = 32, 4 blocks of 128 tokens, l = r = 1, preset
-`default`; `updates` adds neighbour updates. `against_half_k`: the time of a step over that of one with half its k.
+Every case is a separate process that runs whole steps (graph, forward, frozen softmax, backward, optimizer) on a real
+run's train split. One parameter is varied at a time around k = 32, 4 blocks of 128 tokens, l = r = 1, preset
+`default`; `updates` adds neighbour updates. `against_half_k`: the time of a step over that of a step with half the k.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Score a text with a finished run and show what its hardest token was helped by.
+"""Score a text with a finished run, and show the neighbours of the token that gained most.
 
 python examples/score_text.py runs/demo "Return a list of the names in the current local scope."
 """
@@ -16,7 +16,7 @@ def main(run: str, text: str) -> None:
     for name in ("base", "knn", "gnn", "gnn_knn"):
         print(f"{name:8} perplexity {scores.perplexity(name):8.2f}")
     place = int((scores.gnn_knn - scores.base).argmax())
-    print(f"\n{scores.tokens[place]!r} gained most; it was looked up at")
+    print(f"\n{scores.tokens[place]!r} gained most; its neighbours:")
     for found in book.neighbors(text, k=3)[place]:
         print(f"  {found.similarity:.3f}  {found.document}: {found.before!r} -> {found.token!r}")
 

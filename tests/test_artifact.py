@@ -62,7 +62,7 @@ def test_damage_is_found(tmp_path: Path, threshold: int, monkeypatch: pytest.Mon
     file = tmp_path / "x" / "rows.npy"
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])
-    with pytest.raises(ArtifactError, match=r"has \d+ bytes, its manifest says"):
+    with pytest.raises(ArtifactError, match=r"has \d+ bytes, but its manifest says"):
         Artifact.open(tmp_path / "x")
     file.write_bytes(whole[:-1] + b"!")
     with pytest.raises(ArtifactError, match="was edited after it was made"):
@@ -320,7 +320,7 @@ def test_a_manifest_that_was_edited_is_refused(tmp_path: Path, change: Callable[
     edit_manifest(tmp_path / "x", change)
     with pytest.raises(
         ArtifactError,
-        match=r"manifest\.json is damaged.*(make it again: gnnlm run|delete .*, if nothing in it is yours, and run)",
+        match=r"manifest\.json is damaged.*(rebuild it: gnnlm run|delete .*, if nothing in it is yours, and run)",
     ):
         Artifact.open(tmp_path / "x")
     assert state_of(tmp_path / "x", {"a": 1}) == "damaged"

@@ -67,7 +67,7 @@ def test_tiny_corpus_still_works(write_config: WriteConfig, tmp_path: Path) -> N
 
 def test_missing_stage(write_config: WriteConfig) -> None:
     message = error_line("train", write_config())
-    assert "is missing; make it first: gnnlm corpus, with the same config" in message
+    assert "is missing; build it first: gnnlm corpus, with the same config" in message
 
 
 def test_changed_config_is_refused_with_both_sides(tiny_run: Run, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_changed_config_is_refused_with_both_sides(tiny_run: Run, tmp_path: Path
     assert load_config(run).gnn.layers == 3  # nothing was written
     gnnlm("run", run, "--set", "gnn.layers=1", "--rebuild")
     assert load_config(run).gnn.layers == 1
-    assert gnnlm("run", run).stderr.count("done already") == len(tiny_run.stages)
+    assert gnnlm("run", run).stderr.count("already done") == len(tiny_run.stages)
 
 
 def test_what_depends_on_something_stale_is_stale(tiny_run: Run, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_depends_on_something_stale_is_stale(tiny_run: Run, tmp_path: Path)
     for stage in ("search", "train", "tune", "eval"):
         assert "index.metric was cosine, is now l2" in error_line(stage, run, "--set", "index.metric=l2")
     shutil.rmtree(run / "index")
-    assert "index is missing; make it first: gnnlm index" in error_line("eval", run)
+    assert "index is missing; build it first: gnnlm index" in error_line("eval", run)
 
 
 def test_a_refused_command_leaves_the_config_alone(write_config: WriteConfig, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_run_rebuild_mends_an_edited_file(tiny_run: Run, tmp_path: Path) -> None
     (run / "search" / "test.ids.npy").write_bytes(b"x")
     assert "its manifest says" in error_line("run", run)
     done = gnnlm("run", run, "--rebuild")
-    assert done.stderr.count("done already") == len(tiny_run.stages) - 1  # the table is made again to the same bytes
+    assert done.stderr.count("already done") == len(tiny_run.stages) - 1  # the table is made again to the same bytes
 
 
 def test_one_builder_at_a_time(tiny_run: Run, tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_one_builder_at_a_time(tiny_run: Run, tmp_path: Path) -> None:
     shutil.rmtree(run / "report")
     with (run / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert "another gnnlm is building" in error_line("eval", run)
+        assert "another gnnlm process is building" in error_line("eval", run)
 
 
 def test_a_run_directory_that_cannot_be_made(write_config: WriteConfig, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     message = error_line("corpus", write_config(run=str(tmp_path / "file" / "run")))
-    assert "Not a directory; check that it is there" in message
+    assert "Not a directory; check that it exists" in message
 
 
 def test_store_of_another_model_is_refused(tiny_run: Run, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_interrupt(write_config: WriteConfig, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert stderr.splitlines()[-1].startswith("error: interrupted; what was finished is kept")
+    assert stderr.splitlines()[-1].startswith("error: interrupted; finished work is kept")
     assert "Traceback" not in stderr
     gnnlm("encode", config)
 
@@ -219,7 +219,7 @@ def test_a_run_that_was_moved_and_whose_text_is_gone_still_opens(write_config: W
     gnnlm("run", write_config(corpus={"source": str(texts)}))
     shutil.rmtree(texts)
     shutil.move(tmp_path / "run", tmp_path / "moved")
-    assert gnnlm("run", tmp_path / "moved").stderr.count("done already") == 9
+    assert gnnlm("run", tmp_path / "moved").stderr.count("already done") == 9
     write_texts(tmp_path / "texts", seed=9)
     gnnlm_module.open(tmp_path / "moved")  # other text stands there now: what was made still reads
     assert "text: changed doc" in error_line("run", tmp_path / "moved")

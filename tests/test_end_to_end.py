@@ -146,7 +146,7 @@ def test_neighbors(tiny_run: Run, book: Book) -> None:
         book.neighbors(text, k=0)
     with pytest.raises(CorpusError, match="expected a string, got int"):
         book.score([3])  # type: ignore[list-item]
-    with pytest.raises(CorpusError, match="half of a surrogate pair at character 2"):
+    with pytest.raises(CorpusError, match="character 2 is half of a surrogate pair"):
         book.score("ab\ud800")
     with pytest.raises(CorpusError, match="nothing to score"):
         book.score("")
@@ -168,7 +168,7 @@ def test_command_line(write_config: WriteConfig, tmp_path: Path) -> None:
     assert {"rows", "test_tokens", "store_tokens"} <= report.keys()
     assert "+GNN+kNN" in first.stdout
     again = command("run", run, "--json")
-    assert again.stderr.count("done already") == len(FROZEN)
+    assert again.stderr.count("already done") == len(FROZEN)
     assert json.loads(again.stdout.splitlines()[-1]) == report
     assert json.loads(command("eval", run, "--json").stdout.splitlines()[-1]) == report
     assert any((run / "tensorboard").iterdir())
@@ -180,7 +180,7 @@ def test_demo_shows_everything(tiny_values: dict[str, Any], tmp_path: Path) -> N
     done = command("demo", "--run", tmp_path / "demo", *arguments, "--json")
     assert done.stdout.count("Input: ") == 2
     assert done.stdout.count("Extracted ") >= 4
-    assert "Next, your own text" in done.stdout
+    assert "Next, use your own text" in done.stdout
     assert json.loads(done.stdout.splitlines()[-1])["rows"]["gnn_knn"]["ppl"] > 1
 
 
@@ -229,7 +229,7 @@ def test_compare(tiny_run: Run, coded_run: Path) -> None:
 
 
 def test_fork_refuses_a_directory_in_use(tiny_run: Run, coded_run: Path) -> None:
-    assert "is there already" in command("fork", tiny_run.root, coded_run, code=1).stderr
+    assert "already exists" in command("fork", tiny_run.root, coded_run, code=1).stderr
 
 
 def test_a_stale_cache_is_refused(tiny_run: Run, tmp_path: Path) -> None:

@@ -169,8 +169,8 @@ def test_done_stages_need_nothing_more(tiny_run: Run, tmp_path: Path) -> None:
     assert planned["stages"]["encode"]["there"] == done["encode"]
     assert planned["seconds"] == planned["stages"]["eval"]["seconds"] == 60
     rows = {line.split()[0]: line.split() for line in shown[2:-1]}
-    assert rows["encode"][-3:] == ["there", "-", "done"]
-    assert rows["eval"][-2:] == rows["to"][-2:] == ["1", "min"]
+    assert rows["encode"][-4:] == ["on", "disk", "-", "done"]
+    assert rows["eval"][-2:] == rows["remaining"][-2:] == ["1", "min"]
 
 
 def test_command_line() -> None:
@@ -186,5 +186,5 @@ def test_what_is_not_known_yet_is_told(tmp_path: Path, text_dir: Path) -> None:
     config.write_text(f"run: {tmp_path / 'r'}\ncorpus: {{source: {text_dir}, tokens: words}}\nlm: {{model: scratch}}\n")
     config.write_text(config.read_text() + "seed: 1\n")
     for ask in (describe, amounts):
-        with pytest.raises(ConfigError, match="make it first: gnnlm corpus"):
+        with pytest.raises(ConfigError, match="build it first: gnnlm corpus"):
             ask(Run(load_config(config)))

@@ -87,7 +87,7 @@ def test_a_run_directory_that_is_a_file(write_config: WriteConfig, tmp_path: Pat
     (tmp_path / "run").write_text("mine")
     with pytest.raises(ArtifactError, match="is a file; name a directory"):
         Run(load_config(write_config())).build("corpus")
-    with pytest.raises(ArtifactError, match="is there already"):
+    with pytest.raises(ArtifactError, match="already exists"):
         Run(load_config(write_config())).fork(load_config(write_config()))
 
 
@@ -172,7 +172,7 @@ def test_the_command_that_is_advised_is_there(tiny_run: Run, tmp_path: Path) -> 
     finetuned = config.lm.finetune.model_copy(update={"kind": "full"})
     run = Run(changed(config, "lm", finetune=finetuned))
     run.build("corpus")
-    with pytest.raises(ArtifactError, match=r"make it first: gnnlm lm finetune, with the same config"):
+    with pytest.raises(ArtifactError, match=r"build it first: gnnlm lm finetune, with the same config"):
         run.artifact("lm")
 
 
@@ -188,7 +188,7 @@ def test_a_run_of_an_older_format_is_mended_by_the_command_it_names(tiny_run: Ru
         gnnlm_module.open(run)
     message = error_line("run", run)
     assert "was made by an older version of gnnlm (format 1, this version reads 2)" in message
-    program, *arguments = shlex.split(message.partition("make it again: ")[2])
+    program, *arguments = shlex.split(message.partition("rebuild it: ")[2])
     assert program == "gnnlm"
     gnnlm(*arguments)
     assert set(states(Run(load_config(run))).values()) == {"done"}
@@ -200,7 +200,7 @@ def test_a_changed_fact_is_refused(tiny_run: Run, tmp_path: Path) -> None:
     manifest = json.loads(file.read_text())
     manifest["facts"]["mix"]["gnn"]["temperature"] *= 2
     file.write_text(json.dumps(manifest))
-    with pytest.raises(GnnlmError, match=r"tune/manifest\.json is damaged: it is not as it was written"):
+    with pytest.raises(GnnlmError, match=r"tune/manifest\.json is damaged \(it was changed after it was written\)"):
         gnnlm_module.open(run)
 
 
@@ -300,7 +300,7 @@ def test_a_reader_keeps_its_run_while_another_replaces_it(tiny_run: Run, tmp_pat
     config = changed(load_config(root), "corpus", source=str(texts))
     Run(config).build_all(rebuild=True)
     assert list(reader.parts.streams["train"].documents) == list(tiny_run.parts.streams["train"].documents)
-    assert (reader.states["train"].tokens_P == tiny_run.states["train"].tokens_P).all()
+    assert (reader.parts.segments["train"].tokens_P == tiny_run.parts.segments["train"].tokens_P).all()
     assert reader.artifact("tune").facts == tiny_run.artifact("tune").facts
     now = Run(load_config(root), reading=True)
     now.open_all()
@@ -318,7 +318,9 @@ def test_a_half_replaced_run_is_refused(tiny_run: Run, tmp_path: Path, monkeypat
         gnnlm_module.open(root)
     with (root / ".lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(GnnlmError, match=r"another gnnlm is building in .*open it when that has finished"):
+        with pytest.raises(
+            GnnlmError, match=r"another gnnlm process is building in .*open the run when it has finished"
+        ):
             gnnlm_module.open(root)
 
 
@@ -372,7 +374,7 @@ def test_everything_said_is_logged(write_config: WriteConfig, tmp_path: Path) ->
     lines = (tmp_path / "run" / "gnnlm.log").read_text().splitlines()
     assert all(line[:4].isdigit() and line[4] == "-" and line[19] == " " for line in lines)
     words = [line[20:] for line in lines]
-    assert words.count(f"gnnlm {gnnlm_module.__version__} begins to build") == 3
+    assert words.count(f"gnnlm {gnnlm_module.__version__} starts building") == 3
     assert any(line.startswith("corpus: tokens: train") for line in words)
     assert any(line.startswith("encode train: ") for line in words)
     assert words[-1].startswith("stopped by ConfigError: index.kind 'HNSWx' cannot be built")
@@ -403,7 +405,7 @@ def test_ctrl_c_while_importing(write_config: WriteConfig, program: str, module:
     command = [COMMAND[0], "-c", script, module, "status", str(write_config())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 130, done.stderr
-    assert done.stderr.startswith("error: interrupted; what was finished is kept")
+    assert done.stderr.startswith("error: interrupted; finished work is kept")
     assert len(done.stderr.splitlines()) == 1
 
 

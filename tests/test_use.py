@@ -38,7 +38,7 @@ def test_score(tiny_run: Run, text: Path) -> None:
     shown = gnnlm("score", tiny_run.root, text).stdout
     assert "40 tokens; perplexity: base" in shown
     assert f"{math.exp(want.base[0]):.4f}" in shown
-    assert "gain: log-probability of gnn_knn less that of base" in shown
+    assert "gain: log-probability of gnn_knn minus that of base" in shown
 
 
 def test_score_of_standard_input_with_filters(tiny_run: Run, text: Path) -> None:
@@ -64,12 +64,12 @@ def test_neighbors(tiny_run: Run) -> None:
 
 
 def test_refusals(tiny_run: Run, tmp_path: Path) -> None:
-    assert "there is no such file" in error_line("score", tiny_run.root, tmp_path / "nope.txt")
+    assert "no such file" in error_line("score", tiny_run.root, tmp_path / "nope.txt")
     (tmp_path / "odd.txt").write_bytes(b"a\xff")
     assert "is not UTF-8 (byte 1)" in error_line("score", tiny_run.root, tmp_path / "odd.txt")
     (tmp_path / "empty.txt").write_text("")
     assert "nothing to score" in error_line("score", tiny_run.root, tmp_path / "empty.txt")
     (tmp_path / "text.txt").write_text("abc")
     told = error_line("score", tiny_run.root, tmp_path / "text.txt", "--predictor", "best")
-    assert "no predictor named 'best'; there are base, knn, gnn, gnn_knn" in told
+    assert "no predictor named 'best'; this run has base, knn, gnn, gnn_knn" in told
     assert "no document of the store" in error_line("neighbors", tiny_run.root, "abc", "--only", "nope")

@@ -3,7 +3,7 @@
     import gnnlm
     book = gnnlm.open("runs/demo")
     book.score("Return a new list.")       # log-probabilities under the four predictors
-    book.neighbors("Return a new list.")   # what each token looked up, and where it stands
+    book.neighbors("Return a new list.")   # what each token looked up, and where that text is
     lm = gnnlm.load_lm("runs/x/lm")        # a base model alone: encode(tokens), log_probs(states)
 
 Importing this package is light: nothing heavy is imported before it is used.

@@ -150,13 +150,15 @@ class Book:
 
     @torch.inference_mode()
     def _score(self, jobs: list[_Job], wanted: tuple[str, ...], allowed: Allowed | None) -> list[Scores]:
-        """Texts of similar length, side by side, a block of tokens at a time."""
+        """Score texts of similar length as one batch, a block of tokens at a time."""
         log_probs: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
         top1: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
         past: Past | None = None
         longest = max(len(job.ids) for job in jobs)
         for start in range(0, longest, BLOCK):
-            parts = [job.ids[start : min(start + BLOCK, len(job.ids) - 1)] for job in jobs]  # the last predicts nothing
+            parts = [
+                job.ids[start : min(start + BLOCK, len(job.ids) - 1)] for job in jobs
+            ]  # nothing is predicted after the last token
             first = 0 if past is None else start + 1  # the first new prediction is that of this token
             prediction, past = self.model.read(parts, past, wanted, allowed)
             for line, job in enumerate(jobs):
@@ -185,7 +187,7 @@ class Book:
     def neighbors(
         self, text: str, k: int = 3, *, only: Names = None, exclude: Names = None, left: int = 8, right: int = 8
     ) -> list[list[Neighbour]]:
-        """For every token of the text, the k places in the store that are looked up to predict it, nearest first."""
+        """For every token of the text, the k store positions that are retrieved to predict it, nearest first."""
         if k < 1:
             raise ConfigError(f"neighbors: k must be at least 1 (got {k})")
         job, allowed = _Job.make(self.model, text, 0), self._allowed(only, exclude)
@@ -215,7 +217,7 @@ class Book:
         only: Names = None,
         exclude: Names = None,
     ) -> Next:
-        """The distribution of the token that follows a text (an empty one too), by predictor."""
+        """The distribution of the token that follows a text (which may be empty), by predictor."""
         wanted, allowed = self._wanted(predictors), self._allowed(only, exclude)
         ids = _tokenized(self.model, text)[0]
         prediction, past = self.model.read([ids[:BLOCK]], None, wanted, allowed)
@@ -239,7 +241,7 @@ class Book:
         )
         self.model.predictor.check(wanted)
         if not wanted:
-            raise ConfigError(f"name at least one predictor of {', '.join(self.predictors)}")
+            raise ConfigError(f"name at least one predictor; this run has {', '.join(self.predictors)}")
         return wanted
 
     def _allowed(self, only: Names, exclude: Names) -> Allowed | None:
@@ -249,7 +251,7 @@ class Book:
         store = self.model.store
         numbers = open_documents(store.names, only, exclude)
         if not len(numbers):
-            warn("no document may be looked up: every predictor predicts without neighbours")
+            warn("only and exclude leave no document to look up: every predictor predicts without neighbours")
         open_D = torch.zeros(len(store.names), dtype=torch.bool)
         open_D[torch.tensor(numbers, dtype=torch.long)] = True
         return Allowed(positions=open_D.repeat_interleave(store.document_starts.diff()))
@@ -257,7 +259,7 @@ class Book:
 
 @dataclass(frozen=True)
 class _Job:
-    """A text to score: its token ids, and those from `first` on with their pieces and offsets."""
+    """A text to score: all its token ids, and pieces and offsets of the tokens from `first` on."""
 
     number: int
     ids: list[int]
@@ -276,7 +278,7 @@ class _Job:
             ids, offsets = _tokenized(model, text)
             first, last = 0, text
         if len(ids) == first:
-            raise CorpusError("there is nothing to score: the text has no token")
+            raise CorpusError("nothing to score: the text has no tokens")
         ends = [next((o for o in offsets[i + 1 :] if o > start), len(last)) for i, start in enumerate(offsets)]
         shared = [starts == after for starts, after in zip(offsets, [*offsets[1:], -1], strict=True)]
         pieces = [
@@ -294,7 +296,7 @@ def _tokenized(model: OpenBook, text: str) -> tuple[list[int], list[int]]:
 
 
 def _batches(jobs: list[_Job]) -> Iterator[list[_Job]]:
-    """Jobs of similar length together."""
+    """Batches of jobs of similar length."""
     rest = sorted(jobs, key=lambda job: -len(job.ids))
     while rest:
         count = max(1, BATCH_TOKENS // len(rest[0].ids))

@@ -1,8 +1,8 @@
-"""What can go wrong and be said in one line. Everything else is a bug."""
+"""Errors that are reported to the user in one line; any other exception is a bug."""
 
 
 class GnnlmError(Exception):
-    """Reaches the user as one line: what was expected, what was got, what to do."""
+    """Shown to the user as one line: what was expected, what was found, what to do."""
 
 
 class ConfigError(GnnlmError):
@@ -22,4 +22,4 @@ class ArtifactError(GnnlmError):
 
 
 class TrainingError(GnnlmError):
-    """Training that cannot go on."""
+    """Training that cannot continue."""

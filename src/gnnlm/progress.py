@@ -20,7 +20,7 @@ console = Console(stderr=True, highlight=False)
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
-_log: TextIO | None = None  # of the run that is being built
+_log: TextIO | None = None  # the log of the run that is being built
 
 
 def say(message: str) -> None:
@@ -34,11 +34,11 @@ def warn(message: str) -> None:
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Append everything that is said to a file as well, each line with its time."""
+    """Also append every message to a file, each line with its time."""
     global _log
     before = _log
     with path.open("a", encoding="utf-8", errors="backslashreplace") as _log:
-        _record(f"gnnlm {__version__} begins to build")
+        _record(f"gnnlm {__version__} starts building")
         try:
             yield
         except BaseException as error:
@@ -52,7 +52,7 @@ def _record(message: str) -> None:
     if _log is None:
         return
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    with suppress(OSError):  # a full disk stops the work where the work is written
+    with suppress(OSError):  # if the disk is full, the work itself reports it
         _log.writelines(f"{now} {line}\n" for line in message.splitlines())
         _log.flush()
 
@@ -63,7 +63,7 @@ class _Rate(ProgressColumn):
 
 
 class Track:
-    """Count work that takes long.
+    """Shows the progress of work that takes long.
 
     `done` is what an earlier try already did: it counts for the total, not for the rate. `later` is how many seconds
     of other work are still to come, for the ETA. A `brief` track says nothing when it ends.
@@ -113,7 +113,7 @@ class Track:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around other work, whose time counts neither for the rate nor for `seconds`."""
+        """Pause during other work, whose time counts neither for the rate nor for `seconds`."""
         began = time.monotonic()
         if self._live:
             self._live.stop()

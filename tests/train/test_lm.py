@@ -333,7 +333,7 @@ def test_what_cannot_be_trained_is_told(tmp_path: Path, text_dir: Path, tiny_run
     ]:
         with pytest.raises(ConfigError, match=words):
             parse_config({"run": "r", **values})
-    with pytest.raises(ConfigError, match="uses its model as it came"):
+    with pytest.raises(ConfigError, match="uses its base model without training"):
         tiny_run.build("lm")
     values = merge(TINY, {"run": str(tmp_path / "r"), "corpus": {"source": str(text_dir), "tokens": "words"}})
     wrong = merge(values, {"lm": {"model": "scratch", "architecture": {"memory": 3}}})

@@ -202,12 +202,12 @@ def test_stopping_for_good(
     assert finished.facts["stopped_by_user_at"] == 28
     assert tree(finished.path) == tree(made.path)
     assert not (tmp_path / "cut" / ".lm.partial").exists()
-    assert "done already" in gnnlm("lm", "train", tmp_path / "cut", "--finish").stderr
+    assert "already done" in gnnlm("lm", "train", tmp_path / "cut", "--finish").stderr
 
 
 def test_nothing_to_finish(trained_whole: Run, tmp_path: Path) -> None:
     folder = untrained(trained_whole, tmp_path / "run")
-    assert "expected a half-done training to finish, found none; train first" in error_line("train", folder, "--finish")
+    assert "there is no half-done training to finish; train first" in error_line("train", folder, "--finish")
     assert not (folder / ".gnn.partial").exists()
 
 
@@ -217,7 +217,7 @@ def test_stopped_before_the_first_better_step(
     run = lm_run(tmp_path / "run", text_dir, "adaptive")
     at_step(monkeypatch, 3, (tmp_path / "run" / "stop").touch)
     assert run.build("lm").facts["best_step"] == 0
-    assert "warning: lm: no step was validated better than the untrained model" in capsys.readouterr().err
+    assert "warning: lm: no validated step was better than the untrained model" in capsys.readouterr().err
 
 
 def test_fine_tuning_stopped_before_it_kept_anything(

@@ -1,13 +1,13 @@
-"""Artifacts: directories that are whole or not there, know what they were made from, and resume.
+"""Artifacts: directories that are complete or absent, record what they were made from, and can be resumed.
 
 An artifact is a directory with a `manifest.json`: format, stage, inputs (config values and the fingerprints of
 parent artifacts), facts, size and checksum of every file, and a checksum of all this. It is built in a hidden
-directory beside its place (`draft.py`) and renamed when whole (`place.py`). A build commits after each shard; after a
-crash it goes on from the last commit, and ends in the same bytes as a build that was never interrupted. Opening an
-artifact (`reading.py`) opens all its files: what is read later is what was verified, even when another build has
-taken its place meanwhile.
+directory next to its final place (`draft.py`) and renamed when complete (`place.py`). A build commits after each shard.
+After a crash it resumes from the last commit, and produces the same bytes as a build that was never interrupted.
+Opening an artifact (`reading.py`) opens all its files: what is read later is what was verified, even if another build
+has replaced the directory in the meantime.
 
-Knows nothing of what the stages are.
+This package does not know what the stages are.
 """
 
 from gnnlm.artifact.draft import ArrayWriter, Draft

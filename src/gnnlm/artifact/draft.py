@@ -1,4 +1,4 @@
-"""An artifact being built: arrays that grow shard by shard, and a journal of what survives a crash."""
+"""An artifact being built: arrays that grow shard by shard, and a journal of what has been committed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gnnlm.errors import ArtifactError
 class Draft:
     """An artifact being built. Use `with Draft(...) as draft`, append, commit, finish.
 
-    Leaving the block without `finish` keeps what was committed, for the next try.
+    Leaving the block without `finish` keeps what was committed, for the next attempt.
     """
 
     def __init__(self, path: Path, stage: str, inputs: Mapping[str, Any], *, rebuild: bool = False) -> None:
@@ -31,7 +31,7 @@ class Draft:
         self.folder = draft_path(path)
         self._writers: dict[str, ArrayWriter] = {}
         self._finished = False
-        check_place(path)  # refused before the long work, not after it
+        check_place(path)  # refuse before the long work, not after it
         journal = self._read_journal()
         if journal is not None and journal["inputs"] != self.inputs and not rebuild:
             raise ArtifactError(
@@ -56,14 +56,14 @@ class Draft:
             writer.close()
         if self._finished:
             return
-        with suppress(OSError, ArtifactError):  # what is on its way says more
+        with suppress(OSError, ArtifactError):  # the exception being raised says more
             self._claim_all()
-            if self.step == 0:  # nothing to go on from
+            if self.step == 0:  # nothing to resume from
                 remove_ours(self.folder)
 
     @property
     def step(self) -> int:
-        """How many commits have been made, over all tries."""
+        """How many commits have been made, over all attempts."""
         return int(self._journal["step"])
 
     @property
@@ -75,8 +75,8 @@ class Draft:
     def file(self, name: str) -> Path:
         """The path of a file or folder that is about to be written.
 
-        The draft notes the name before the file exists: after a kill it knows its own files from anybody else's, and
-        refuses to remove the latter.
+        The draft records the name before the file exists: after a kill it can tell its own files from others, and
+        refuses to remove others.
         """
         self._claim(name)
         return self.folder / name
@@ -87,29 +87,34 @@ class Draft:
             write_json(self.folder / NAMES, sorted(self._names))
 
     def _claim_all(self) -> None:
-        """Whatever this build has put into the folder is its own: nothing else was there when it began."""
+        """Record every file in the folder as this build's own: the folder was empty when the build began."""
         self._claim(*(path.name for path in self.folder.iterdir() if not path.name.endswith(".new")))
 
     def writer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> ArrayWriter:
-        """An array of known shape, appended to row by row; it goes on where the last commit left it."""
+        """An array of known shape, appended to row by row; it resumes where the last commit left it."""
         writer = ArrayWriter(self.file(name), shape, np.dtype(dtype), self._journal["bytes"].get(name))
         self._writers[name] = writer
         return writer
 
     def save(self, name: str, array: Array) -> None:
-        with writing(self.file(name)):
-            np.save(self.folder / name, array, allow_pickle=False)
+        """An array, whole. Plain writes: numpy's own do not notice a disk that is full at their last buffer."""
+        array = np.ascontiguousarray(array)
+        assert not array.dtype.hasobject
+        header = {"shape": array.shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(array.dtype)}
+        with writing(self.file(name)), (self.folder / name).open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            file.write(array.data)
 
     def write_text(self, name: str, text: str) -> None:
         self.file(name).write_text(text, encoding="utf-8")
 
     @property
     def bytes_there(self) -> int:
-        """What an earlier try has left on the disk."""
+        """Bytes that an earlier attempt has left on the disk."""
         return sum(f.stat().st_size for f in self.folder.iterdir() if f.is_file())
 
     def commit(self) -> None:
-        """Everything appended so far survives a crash from here on."""
+        """Make everything appended so far survive a crash."""
         self._claim_all()
         for name, writer in self._writers.items():
             self._journal["bytes"][name] = writer.sync()
@@ -117,7 +122,7 @@ class Draft:
         write_json(self.folder / JOURNAL, self._journal)
 
     def finish(self, facts: Mapping[str, Any], files: Sequence[str] | None = None) -> Artifact:
-        """Check, sum up and put the artifact in its place. Files not in `files`, where given, are let go."""
+        """Check the artifact, write its manifest and move it into place; with `files`, all other files are removed."""
         for writer in self._writers.values():
             writer.sync()
             writer.check_whole()
@@ -128,18 +133,18 @@ class Draft:
             names = (path.name for path in self.folder.iterdir() if path.suffix != ".new")
             files = sorted(name for name in names if name not in ours)
         mode = stat.S_IMODE((self.folder / NAMES).stat().st_mode)
-        for name in files:  # safetensors makes files that only their owner may read
+        for name in files:  # safetensors creates files that only their owner may read
             (self.folder / name).chmod(mode)
         entries = {name: _entry(self.folder / name) for name in files}
         manifest = make_manifest(self.stage, self.inputs, dict(facts), entries)
         write_json(self.folder / MANIFEST, sealed(manifest))
         sync_directory(self.folder)
-        self._finished = True  # from here on the artifact is whole, wherever it is
+        self._finished = True  # from here on the artifact is complete, wherever it is
         settle(self.path)
         return Artifact.open(self.path, verify=False)
 
     def _read_journal(self) -> dict[str, Any] | None:
-        """The journal of an earlier try; None where there is none, or nothing can be gone on from."""
+        """The journal of an earlier attempt; None where there is none, or where it cannot be resumed."""
         try:
             journal = json.loads((self.folder / JOURNAL).read_bytes())
             kinds = {"inputs": dict, "step": int, "bytes": dict, "notes": dict}
@@ -161,7 +166,7 @@ def _entry(path: Path) -> dict[str, Any]:
 class ArrayWriter:
     """Appends rows to an .npy file of known shape.
 
-    Plain writes, not a memory map: a full disk is then an error that can be told, not a crash.
+    Plain writes, not a memory map: a full disk is then an error that can be reported, not a crash.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], committed: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Writing files so that nothing is ever half-written, and saying so when the disk is full."""
+"""Writing files atomically, and reporting a full disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gnnlm.errors import ArtifactError
 
 
 def sha256(file: BinaryIO) -> str:
-    """The checksum of an open file, from where it stands to its end."""
+    """The checksum of an open file, from its current position to its end."""
     digest = hashlib.sha256()
     while chunk := file.read(2**20):
         digest.update(chunk)
@@ -26,7 +26,7 @@ def sha256(file: BinaryIO) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write text so that the file is the old one or the new one, never half of one."""
+    """Write text atomically: the file is the old one or the new one, never a part of either."""
     beside = path.with_name(path.name + ".new")
     with beside.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -36,12 +36,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON so that the file is the old one or the new one, never half of one."""
+    """Write JSON atomically: the file is the old one or the new one, never a part of either."""
     write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def sync_directory(path: Path) -> None:
-    """Names that were made, renamed or removed in a directory survive a power failure from here on."""
+    """Make names that were created, renamed or removed in a directory survive a power failure."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -51,7 +51,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around libraries that write files: whatever they raise when they cannot becomes one error of ours.
+    """Wrap a library that writes files: whatever it raises when it cannot becomes one `ArtifactError`.
 
     safetensors, FAISS and numpy each report a full disk in their own way, some without an errno.
     """
@@ -66,8 +66,8 @@ def writing(path: Path) -> Iterator[None]:
             ) from error
         room = shutil.disk_usage(path.parent).free
         raise ArtifactError(
-            f"{path} could not be written ({words[:120]}; {human_bytes(room)} are free there); free some space and run "
-            "the same command again: it goes on where it stopped"
+            f"{path} could not be written ({words[:120]}; {human_bytes(room)} are free); free some space and run "
+            "the same command again: it resumes where it stopped"
         ) from error
 
 
@@ -77,7 +77,7 @@ def require_space(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(there).free
     if needed > free:
         raise ArtifactError(
-            f"{what} needs {human_bytes(needed)} at {there}, {human_bytes(free)} are free; "
+            f"{what} needs {human_bytes(needed)} at {there}, but {human_bytes(free)} are free; "
             "free some space, or choose another run directory (run: in the config)"
         )
 

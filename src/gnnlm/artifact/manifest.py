@@ -42,16 +42,16 @@ def make_manifest(stage: str, inputs: object, facts: object, files: object) -> d
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with its own checksum, as it is written."""
+    """The manifest with its own checksum, as it is stored."""
     return {**manifest, "checksum": fingerprint(manifest)}
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the artifact at `path`; refused where it is damaged or of another format."""
+    """The manifest of the artifact at `path`; refused if it is damaged or of another format."""
     try:
         text = (path / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise ArtifactError(f"{path} has no {MANIFEST}: it is not made yet; make it with gnnlm run") from None
+        raise ArtifactError(f"{path} has no {MANIFEST}: it is not built yet; build it with gnnlm run") from None
     return parse_manifest(text, path)
 
 
@@ -64,25 +64,25 @@ def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
     if (found := other_format(manifest)) is not None:
         age = "an older" if found < FORMAT else "a newer"
         raise ArtifactError(
-            f"{path} was made by {age} version of gnnlm (format {found}, this version reads {FORMAT}); make it again: "
+            f"{path} was made by {age} version of gnnlm (format {found}, this version reads {FORMAT}); rebuild it: "
             f"{rebuild_command(path)}"
         )
     if not isinstance(manifest, dict) or manifest.pop("checksum", None) != fingerprint(manifest):
-        advice = f"make it again: {rebuild_command(path)}" if listed_files(manifest) is not None else (
+        advice = f"rebuild it: {rebuild_command(path)}" if listed_files(manifest) is not None else (
             f"delete {path}, if nothing in it is yours, and run again"
         )  # fmt: skip
-        raise ArtifactError(f"{path / MANIFEST} is damaged: it is not as it was written; {advice}")
+        raise ArtifactError(f"{path / MANIFEST} is damaged (it was changed after it was written); {advice}")
     return manifest
 
 
 def other_format(manifest: object) -> int | None:
-    """The format of a manifest that another version has written."""
+    """The format of a manifest that another version has written; None for any other manifest."""
     found = manifest.get("format") if isinstance(manifest, dict) else None
     return found if isinstance(found, int) and found != FORMAT else None
 
 
 def listed_files(manifest: object) -> set[str] | None:
-    """The files that a manifest of any format names, even a damaged one; None where it is no manifest of ours."""
+    """The files that a manifest of any format names, even a damaged one; None if it is no manifest of ours."""
     if not isinstance(manifest, dict) or not {"format", "stage", "inputs", "files"} <= manifest.keys():
         return None
     files = manifest["files"]
@@ -90,12 +90,12 @@ def listed_files(manifest: object) -> set[str] | None:
 
 
 def rebuild_command(path: Path) -> str:
-    """What makes the artifact at `path` again."""
+    """The command that rebuilds the artifact at `path`."""
     return f"gnnlm run {shlex.quote(str(path.parent))} --rebuild"
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
-    """What an artifact is: its inputs and its bytes, not when it was made or how long that took."""
+    """The identity of an artifact: its inputs and its bytes, not when it was made or how long that took."""
     files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
     return fingerprint([manifest["format"], manifest["stage"], manifest["inputs"], files])
 

@@ -1,7 +1,7 @@
-"""The places of an artifact in a run directory, and what may be removed there: only what was made here.
+"""The places of an artifact in a run directory, and what gnnlm may remove there: only what it made itself.
 
-`X` is the artifact, `.X.partial` a build that is not finished, `.X.old` what is being replaced. A folder is ours when a
-manifest (or, in a build, the list of its files) names everything in it; any other is refused, never removed.
+`X` is the artifact, `.X.partial` an unfinished build, `.X.old` what is being replaced. A folder is ours when a
+manifest (or, in a build, the list of its files) names everything in it; any other folder is refused, never removed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def old_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
-# -- whose it is ---------------------------------------------------------------------------------------------------
+# -- ownership -----------------------------------------------------------------------------------------------------
 
 
 def draft_names(folder: Path) -> set[str]:
-    """The files and folders that a build says are its own; empty where it is no build of ours."""
+    """The files and folders that a build records as its own; empty where the folder is no build of ours."""
     names = _read_json(folder / NAMES)
     return {NAMES, *(name for name in names if Path(name).name == name)} if isinstance(names, list) else set()
 
@@ -51,18 +51,18 @@ def _own_names(folder: Path) -> tuple[set[str], set[str]]:
 
 
 def check_ours(folder: Path) -> None:
-    """Refuse a folder that holds anything but what was made here."""
+    """Refuse a folder that holds anything that gnnlm did not make."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         kind = "a link" if folder.is_symlink() else "a file"
         raise ArtifactError(
-            f"{folder} is {kind}, where gnnlm keeps a folder of its own; move it elsewhere, or choose another run "
+            f"{folder} is {kind}, where gnnlm expects a folder of its own; move it elsewhere, or choose another run "
             "directory (run: in the config)"
         )
     strange = list(_strangers(folder)) if folder.is_dir() else []
     if strange:
         more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
         raise ArtifactError(
-            f"{folder} holds {strange[0]}{more}, which gnnlm has no record of making, so it does not replace that "
+            f"{folder} holds {strange[0]}{more}, which gnnlm has no record of making, so it will not replace the "
             f"folder; move {strange[0]} elsewhere (or delete {folder}, if nothing in it is yours), or choose another "
             "run directory (run: in the config)"
         )
@@ -76,13 +76,13 @@ def _strangers(folder: Path) -> Iterator[str]:
 
 
 def check_place(path: Path) -> None:
-    """Refuse to build where something that was not made here would have to be removed."""
+    """Refuse to build where something that gnnlm did not make would have to be removed."""
     for folder in (path, draft_path(path), old_path(path)):
         check_ours(folder)
 
 
 def remove_ours(folder: Path) -> None:
-    """Remove a folder of ours, name by name; what tells whose it is goes last."""
+    """Remove a folder of ours, name by name; the files that mark it as ours are removed last."""
     check_ours(folder)
     if not folder.is_dir():
         return
@@ -114,12 +114,12 @@ def damage(path: Path) -> str:
         except FileNotFoundError:
             return f"{path / name} is missing"
         if size != entry["bytes"]:
-            return f"{path / name} has {size} bytes, its manifest says {entry['bytes']}"
+            return f"{path / name} has {size} bytes, but its manifest says {entry['bytes']}"
     return ""
 
 
 def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
-    """Whether the artifact at `path` is there, whole and made from `inputs`; files are measured, not hashed."""
+    """Whether the artifact at `path` exists, is complete and was made from `inputs`; files are not hashed."""
     if (path / MANIFEST).is_file():
         if damage(path):
             return "stale" if other_format(_read_json(path / MANIFEST)) is not None else "damaged"
@@ -127,11 +127,11 @@ def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
     return "half-done" if draft_path(path).is_dir() else "missing"
 
 
-# -- putting something in its place --------------------------------------------------------------------------------
+# -- moving into place ---------------------------------------------------------------------------------------------
 
 
 def settle(path: Path) -> None:
-    """Put a finished build in its place; also one whose process was killed before it could."""
+    """Move a finished build into place, also one whose process was killed before it could."""
     folder = draft_path(path)
     if not (folder / MANIFEST).is_file() or damage(folder):
         return
@@ -147,12 +147,12 @@ def settle(path: Path) -> None:
         path.rename(old)
     folder.rename(path)
     sync_directory(path.parent)
-    with suppress(OSError):  # the new one is in its place; what is left is removed the next time
+    with suppress(OSError):  # the new artifact is in place; leftovers are removed the next time
         remove_ours(old)
 
 
 def link_artifact(source: Path, place: Path) -> None:
-    """The same artifact in another place: its files are linked where the file system can, else copied."""
+    """Put the same artifact in another place: files are linked where the file system can, else copied."""
     names = [*read_manifest(source)["files"], MANIFEST]
     folder = draft_path(place)
     folder.mkdir(parents=True)

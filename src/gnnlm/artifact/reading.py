@@ -1,4 +1,4 @@
-"""An artifact that is read: everything in it is opened and verified at once, and belongs together from then on."""
+"""Reading an artifact: all its files are opened and verified at once, so that they belong together."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Artifact:
-    """A whole artifact, its files checked against the manifest.
+    """A complete artifact, its files checked against the manifest.
 
     All files are held open: a build that replaces the directory later does not change what is read here. `path` is
-    for messages, and for what must be read by path; `check_in_place` tells afterwards whether that was still this one.
+    for messages, and for files that must be read by path; `check_in_place` then checks that they were still these.
     """
 
     path: Path
@@ -36,11 +36,11 @@ class Artifact:
 
     @classmethod
     def open(cls, path: Path, verify: bool = True) -> Artifact:
-        """Open and verify; a file that was cut, edited or lost is refused."""
+        """Open and verify; refuse an artifact with a truncated, edited or missing file."""
         try:
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
-            raise ArtifactError(f"{path} is not made yet; make it with gnnlm run") from None
+            raise ArtifactError(f"{path} does not exist yet; build it with gnnlm run") from None
         try:
             with _opened(folder, path, MANIFEST) as file:
                 manifest = parse_manifest(file.read(), path)
@@ -88,7 +88,7 @@ class Artifact:
         return load_file(self.file(name))
 
     def file(self, name: str) -> Path:
-        """A path to the very file that was verified, for libraries that read by path; good while the artifact is held.
+        """A path to the very file that was verified, for libraries that read by path; valid while the artifact is open.
 
         It has no suffix.
         """
@@ -97,7 +97,7 @@ class Artifact:
         return Path(f"/dev/fd/{file.fileno()}")
 
     def check_in_place(self) -> None:
-        """Refuse when another build has taken this one's place: what was read by path since is not to be trusted."""
+        """Refuse if another build has replaced this artifact: what was read by path since cannot be trusted."""
         try:
             there = manifest_fingerprint(read_manifest(self.path))
         except ArtifactError:
@@ -110,30 +110,30 @@ class Artifact:
 
 
 def _opened(folder: int, path: Path, name: str) -> BinaryIO:
-    """A file of the directory that is open as `folder`, wherever that directory is by now."""
+    """Open a file of the directory with descriptor `folder`, even if that directory was renamed."""
     try:
         return open(name, "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder))
     except (FileNotFoundError, IsADirectoryError):
-        advice = "make it with gnnlm run" if name == MANIFEST else f"make it again: {rebuild_command(path)}"
+        advice = "build it with gnnlm run" if name == MANIFEST else f"rebuild it: {rebuild_command(path)}"
         raise ArtifactError(f"{path / name} is missing; {advice}") from None
 
 
 def _verify(path: Path, file: BinaryIO, entry: dict[str, Any]) -> None:
-    stat, rebuild = os.fstat(file.fileno()), f"make it again: {rebuild_command(path.parent)}"
+    stat, rebuild = os.fstat(file.fileno()), f"rebuild it: {rebuild_command(path.parent)}"
     if stat.st_size != entry["bytes"]:
-        raise ArtifactError(f"{path} has {stat.st_size} bytes, its manifest says {entry['bytes']}; {rebuild}")
+        raise ArtifactError(f"{path} has {stat.st_size} bytes, but its manifest says {entry['bytes']}; {rebuild}")
     trusted = stat.st_size > TRUST_ABOVE and stat.st_mtime_ns == entry["mtime_ns"]
     if not trusted and sha256(file) != entry["sha256"]:
         raise ArtifactError(f"{path} was edited after it was made (its checksum differs); {rebuild}")
 
 
 def _mapped(file: BinaryIO) -> Array:
-    """The array of an open .npy file, memory-mapped; the map holds the file, whatever becomes of its name."""
+    """The array of an open .npy file, memory-mapped; the map keeps the file even if its name is removed."""
     with file:
         file.seek(0)
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
-        if 0 in shape:  # nothing that could be mapped
+        if 0 in shape:  # an empty file cannot be mapped
             return np.empty(shape, dtype)
         return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")

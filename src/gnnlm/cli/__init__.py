@@ -1,6 +1,6 @@
-"""The command line. Wiring and words only: every command is a few calls into the rest.
+"""The command line: every command is a few calls into the pipeline.
 
-`main` is the entry point; the commands themselves are imported inside it, so that Ctrl-C is one line from the start.
+`main` is the entry point. It imports the commands itself, so that Ctrl-C prints one line even during the imports.
 """
 
 from gnnlm.cli.main import main

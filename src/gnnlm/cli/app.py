@@ -1,4 +1,4 @@
-"""The command line. Wiring and words only: every command is a few calls into the pipeline."""
+"""The commands of the whole pipeline: run, status, compare, fork, demo and plan."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(
     rebuild: Rebuild = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run all stages: from text to the four rows."""
+    """Run every stage, from the text to the report."""
     made = open_config(config, set_, data_dir)
     made.build_all(rebuild=rebuild)
     show_report(made, as_json)
@@ -68,7 +68,7 @@ def run(
 
 @app.command()
 def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
-    """Show what is done, stale or half-done, and how large it is."""
+    """Show the state and the size of every stage, and why a stage is stale or damaged."""
     made = open_config(config, set_)
     table = Table(title=str(made.root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "state", "size", "folder", "why"):
@@ -85,7 +85,7 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
 
 @app.command()
 def compare(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run directories.")]) -> None:
-    """Show the rows of several runs beside each other, with changes against the first."""
+    """Compare finished runs side by side, with changes against the first."""
     from gnnlm.evaluate.compare import Finished, comparison, remarks
 
     finished = []
@@ -104,9 +104,9 @@ def fork(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The new run directory.")],
     set_: Overrides = None,
 ) -> None:
-    """Start another run from one that is there: what its changed config leaves valid is linked, not made again."""
+    """Start a new run from an existing one; stages that the changed config leaves valid are linked, not rebuilt."""
     kept = Run(load_config(run)).fork(load_config(run, (f"run={json.dumps(str(new))}", *(set_ or ()))))
-    say(f"{new}: kept {', '.join(kept) or 'nothing'}; the rest: gnnlm run {new}")
+    say(f"{new}: kept {', '.join(kept) or 'nothing'}; build the rest with gnnlm run {new}")
 
 
 @app.command()
@@ -116,7 +116,7 @@ def demo(
     rebuild: Rebuild = False,
     as_json: AsJson = False,
 ) -> None:
-    """The whole of it on Python's own documentation and a small pretrained model, in minutes."""
+    """Run the whole pipeline on Python's own documentation with a small pretrained model, in minutes."""
     with resources.as_file(resources.files("gnnlm") / "demo.yaml") as path:
         made = Run(load_config(path, (f"run={json.dumps(str(folder))}", *(set_ or ()))))
     made.build_all(rebuild=rebuild)
@@ -124,7 +124,7 @@ def demo(
     show_examples(made, count=2)
     out.print(
         "\n"
-        "Next, your own text, a folder of .txt, .md, .rst or .jsonl files. Write mine.yaml:\n"
+        "Next, use your own text: a folder of .txt, .md, .rst or .jsonl files. Write mine.yaml:\n"
         "    run: runs/mine\n"
         "    corpus: {source: FOLDER}\n"
         "and run it: gnnlm run mine.yaml",
@@ -136,7 +136,7 @@ def demo(
 
 @app.command()
 def plan(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show the disk, memory and time that the stages still to come will need."""
+    """Estimate the disk, memory and time that the remaining stages need."""
     from gnnlm.run.plan import amounts, describe, done_stages, table_of
     from gnnlm.run.plan import plan as make_plan
     from gnnlm.run.speed import Speed
@@ -153,10 +153,10 @@ def plan(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, a
         table.add_column(column, justify="left" if column == "stage" else "right")
     for name, need in whole["stages"].items():
         if need["done"]:
-            table.add_row(name, f"{human_bytes(need['there'])} there", "-", "done")
+            table.add_row(name, f"{human_bytes(need['there'])} on disk", "-", "done")
         else:
             table.add_row(name, human_bytes(need["disk"]), human_bytes(need["memory"]), human_time(need["seconds"]))
-    table.add_row("to come", human_bytes(whole["disk"]), human_bytes(whole["memory"]), human_time(whole["seconds"]))
+    table.add_row("remaining", human_bytes(whole["disk"]), human_bytes(whole["memory"]), human_time(whole["seconds"]))
     out.print(table)
     if as_json:
         print(json.dumps(whole))

@@ -1,4 +1,4 @@
-"""The commands about base models: train, fine-tune, describe, convert."""
+"""The commands for base models: train, fine-tune, describe, score an n-gram, convert."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gnnlm.progress import say, warn
 from gnnlm.run import Run
 
 lm = typer.Typer(help="Base models: train, fine-tune, convert, describe.", no_args_is_help=True, rich_markup_mode=None)
-convert = typer.Typer(help="Convert other programs' checkpoints.", no_args_is_help=True, rich_markup_mode=None)
+convert = typer.Typer(help="Convert checkpoints of other programs.", no_args_is_help=True, rich_markup_mode=None)
 lm.add_typer(convert, name="convert")
 
 
@@ -31,7 +31,8 @@ def lm_train(
     made = open_config(config, set_, data_dir)
     if made.config.lm.model != SCRATCH:
         raise ConfigError(
-            f"lm.model is {made.config.lm.model}, which comes trained; set it to scratch, or fine-tune it"
+            f"lm.model is {made.config.lm.model}, which is already trained; set lm.model to scratch, or use gnnlm lm "
+            "finetune"
         )
     _train_lm(made, rebuild, finish)
 
@@ -75,10 +76,10 @@ def lm_describe(config: ConfigPath, set_: Overrides = None, as_json: AsJson = Fa
 def ngram(
     config: ConfigPath,
     set_: Overrides = None,
-    order: Annotated[int, typer.Option(min=1, help="Tokens in a gram.")] = 5,
+    order: Annotated[int, typer.Option(min=1, help="Length of the n-grams, in tokens.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Score the test split with an interpolated n-gram: what a base model has to beat."""
+    """Score the test split with an interpolated n-gram model, the baseline that a base model has to beat."""
     from gnnlm.evaluate.ngram import score_ngram
 
     made = open_config(config, set_)
@@ -100,9 +101,11 @@ def fairseq(
     model: Checkpoint,
     out_: Out,
     dictionary: Annotated[Path | None, typer.Option("--dict", metavar="FILE", help="fairseq's dict.txt.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads, if the checkpoint does not say.")] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Number of attention heads, if the checkpoint does not record it.")
+    ] = None,
 ) -> None:
-    """An adaptive-input language model of fairseq (adaptive_lm_wiki103.v2, adaptive_lm_gbw_huge)."""
+    """Convert an adaptive-input language model of fairseq (adaptive_lm_wiki103.v2, adaptive_lm_gbw_huge)."""
     from gnnlm.lm.convert import convert_fairseq
 
     _save_converted(convert_fairseq(model, dictionary, heads), out_)
@@ -113,15 +116,16 @@ def transformer_xl(
     model: Checkpoint,
     out_: Out,
     segment: Annotated[int, typer.Option(help="Tokens read at once.")] = 512,
-    memory: Annotated[int, typer.Option(help="Tokens before them that a layer attends to.")] = 512,
+    memory: Annotated[int, typer.Option(help="Earlier tokens that each layer attends to.")] = 512,
     vocabulary: Annotated[
-        Path | None, typer.Option("--vocab", metavar="FILE", help="Symbols, one a line, in the order of ids.")
+        Path | None,
+        typer.Option("--vocab", metavar="FILE", help="The vocabulary: one symbol per line, in the order of ids."),
     ] = None,
-    same_length: Annotated[bool, typer.Option("--same-length", help="All tokens attend equally far.")] = False,
-    clamp: Annotated[int | None, typer.Option(help="Distances beyond this count as this (-1: none).")] = None,
-    pre_norm: Annotated[bool, typer.Option("--pre-norm", help="Norms come before the layers.")] = False,
+    same_length: Annotated[bool, typer.Option("--same-length", help="All tokens attend equally far back.")] = False,
+    clamp: Annotated[int | None, typer.Option(help="Clamp relative distances to this value (-1: no limit).")] = None,
+    pre_norm: Annotated[bool, typer.Option("--pre-norm", help="Layer norms come before the sublayers.")] = False,
 ) -> None:
-    """A state dict with the tensor names of the original Transformer-XL, or of transformers' port."""
+    """Convert a state dict with the tensor names of the original Transformer-XL, or of its port to transformers."""
     from gnnlm.lm.convert import convert_transformer_xl
 
     _save_converted(convert_transformer_xl(model, segment, memory, vocabulary, same_length, clamp, pre_norm), out_)
@@ -132,7 +136,7 @@ def _save_converted(made: Any, folder: Path) -> None:
     for theirs, ours in made.mapped.items():
         out.print(f"{theirs} -> {ours}", markup=False, soft_wrap=True)
     for name in made.without_weight:
-        out.print(f"{name}: holds no weight", markup=False, soft_wrap=True)
+        out.print(f"{name}: not a weight, skipped", markup=False, soft_wrap=True)
     for name in made.unused:
         warn(f"not used: {name}")
     say(f"{folder}: {len(made.mapped)} tensors mapped, {len(made.unused)} not used, none missing")

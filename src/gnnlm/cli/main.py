@@ -1,4 +1,4 @@
-"""The entry point: every error is one line, and says what to do."""
+"""The entry point: every error is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from gnnlm.errors import GnnlmError
 
-INTERRUPTED = "interrupted; what was finished is kept: the same command goes on from there"
-_signals: list[int] = []  # that have come
+INTERRUPTED = "interrupted; finished work is kept, and the same command resumes where it stopped"
+_signals: list[int] = []  # received so far
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or a polite kill. Not an Exception, so that nothing on the way takes it for a failure of its own."""
+    """Ctrl-C or SIGTERM. Not an Exception, so that no `except Exception` on the way swallows it."""
 
 
 def _interrupt(number: int, _: object) -> None:
@@ -23,7 +23,7 @@ def _interrupt(number: int, _: object) -> None:
 
 
 def _leave(*_: object) -> None:
-    """While the commands are imported nothing is under way, and an exception might end up in somebody's import."""
+    """Exit at once: during the imports no work can be lost, and an exception might be swallowed by an import."""
     os.write(2, f"error: {INTERRUPTED}\n".encode())
     os._exit(130)
 
@@ -34,7 +34,7 @@ def _on_signal(handler: Callable[..., None] | signal.Handlers) -> None:
 
 
 def main() -> None:
-    """Entry point: every error is one line, and says what to do."""
+    """Run the command line; every error becomes one line that says what to do."""
     try:
         _on_signal(_leave)
         from gnnlm.cli.app import app
@@ -49,23 +49,23 @@ def main() -> None:
         from gnnlm.artifact import is_disk_full
 
         if is_disk_full(error):
-            _fail("the disk is full; free some space and run the same command again: it goes on where it stopped")
+            _fail("the disk is full; free some space and run the same command again: it resumes where it stopped")
         if error.filename is None:
             _unexpected(error)
-        _fail(f"{error.filename}: {error.strerror}; check that it is there and that you may read and write it")
+        _fail(f"{error.filename}: {error.strerror}; check that it exists and that you may read and write it")
     except Exception as error:
         _unexpected(error)
     finally:
-        _on_signal(signal.SIG_DFL)  # all is said: what is left of the program may be cut short without a word
+        _on_signal(signal.SIG_DFL)  # all messages are printed: from here on a signal may end the process silently
 
 
 def _unexpected(error: Exception) -> None:
-    if _signals:  # a library has made an exception of its own of ours
+    if _signals:  # a library has turned our exception into one of its own
         _fail(INTERRUPTED, code=130)
     if os.environ.get("GNNLM_DEBUG"):
         raise error
     words = " ".join(str(error).split())[:300]
-    _fail(f"unexpected {type(error).__name__}: {words} (this is a bug: GNNLM_DEBUG=1 shows where)")
+    _fail(f"unexpected {type(error).__name__}: {words} (this is a bug; set GNNLM_DEBUG=1 for the traceback)")
 
 
 def _fail(message: str, code: int = 1) -> None:

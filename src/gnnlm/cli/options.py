@@ -23,26 +23,27 @@ ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config fil
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a field, such as gnn.layers=2.")
 ]
-Rebuild = Annotated[bool, typer.Option("--rebuild", help="Replace what was made from other inputs or is damaged.")]
+Rebuild = Annotated[bool, typer.Option("--rebuild", help="Rebuild what is stale (made from other inputs) or damaged.")]
 Finish = Annotated[
     bool,
     typer.Option(
         "--finish",
-        help="End a half-done training here, with its best step so far. While it runs: touch RUN/stop.",
+        help="End a half-done training now and keep its best step so far. To stop a running one: touch RUN/stop.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the benchmark's files, or of the text.")
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", help="The folder with the benchmark's files, or with the text."),
 ]
 
 
 def open_config(config: Path, overrides: list[str] | None, data_dir: Path | None = None) -> Run:
-    """The run of a config. It remembers the folder that --data-dir named when its corpus was made."""
+    """The run of a config; without --data-dir, the folder that was given when its corpus was built."""
     read = load_config(config, tuple(overrides or ()))
     folder = None if data_dir is None else str(data_dir)
     if folder is None and read.corpus.data_dir is None and (Path(read.run) / "corpus" / "manifest.json").is_file():
-        with suppress(ConfigError):  # of another version: its own commands will tell
+        with suppress(ConfigError):  # written by another version: the commands that need it report that
             folder = load_config(Path(read.run)).corpus.data_dir
     if folder is not None:
         read = load_config(config, (f"corpus.data_dir={json.dumps(folder)}", *(overrides or ())))
@@ -55,7 +56,7 @@ def one_stage(made: Run, name: str, rebuild: bool) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of an artifact and of what is half-built of it."""
+    """Bytes of an artifact, its unfinished build included."""
     size = 0
     for folder in (path, draft_path(path)):
         for file in folder.rglob("*"):

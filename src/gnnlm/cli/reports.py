@@ -1,4 +1,4 @@
-"""What commands print of a finished run."""
+"""What commands print about a finished run."""
 
 from __future__ import annotations
 

@@ -19,18 +19,22 @@ from gnnlm.errors import CorpusError
 if TYPE_CHECKING:
     from gnnlm.book import Scores
 
-STRONG = 2.0  # gain in nats that has the full colour
+STRONG = 2.0  # gain in nats that gets the full colour
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run directory.")]
 Predictors = Annotated[
     list[str] | None, typer.Option("--predictor", metavar="NAME", help="base, knn, gnn or gnn_knn. Default: all.")
 ]
 Only = Annotated[
-    list[str] | None, typer.Option("--only", metavar="NAME", help="Look up only documents of this name or glob.")
+    list[str] | None,
+    typer.Option("--only", metavar="NAME", help="Look up only documents whose name matches this name or glob."),
 ]
 Exclude = Annotated[
-    list[str] | None, typer.Option("--exclude", metavar="NAME", help="Look up no document of this name or glob.")
+    list[str] | None,
+    typer.Option("--exclude", metavar="NAME", help="Do not look up documents whose name matches this name or glob."),
 ]
-JsonLines = Annotated[bool, typer.Option("--json", help="Print a JSON object per token, and one of the whole last.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object per token, and a summary as the last line.")
+]
 
 
 def score(
@@ -58,7 +62,7 @@ def score(
         return
     out.print(_score_table(scores))
     best = list(scores.log_probs)[-1]
-    out.print(f"probability; * the likeliest token; gain: log-probability of {best} less that of base", soft_wrap=True)
+    out.print(f"probability; * the likeliest token; gain: log-probability of {best} minus that of base", soft_wrap=True)
     summary = ", ".join(f"{name} {ppl:.2f}" for name, ppl in _perplexities(scores).items())
     out.print(f"{len(scores):,} tokens; perplexity: {summary}", markup=False, soft_wrap=True)
 
@@ -98,7 +102,7 @@ def _read(file: str) -> str:
     else:
         path = Path(file)
         if not path.is_file():
-            raise CorpusError(f"{file}: expected a text file, or - for standard input; there is no such file")
+            raise CorpusError(f"{file}: no such file; name a text file, or - for standard input")
         data, name = path.read_bytes(), file
     try:
         return data.decode("utf-8")
@@ -129,7 +133,7 @@ def _score_table(scores: Scores) -> Table:
 
 
 def gain_style(gain: float) -> str:
-    """Green where a token gained, red where it lost, the stronger the more.
+    """Green where a token gained and red where it lost, brighter for larger changes.
 
     >>> gain_style(2.5), gain_style(-0.01)
     ('rgb(0,200,0)', '')

@@ -1,6 +1,7 @@
-"""The codec stage: how neighbour nodes keep their states. `fp16` is the store as it is; `pq` a few bytes each.
+"""The codec stage: how the states of neighbour nodes are stored.
 
-Context nodes and the index always have the exact states.
+`fp16` reads the store as it is; `pq` compresses each state to a few bytes. Context nodes and the index always use the
+exact states.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHARD = 65_536
 
 
 def build_codec(draft: Draft, store: Artifact, config: CodecConfig, seed: int) -> Artifact:
-    """Learn a quantizer from raw states drawn from the whole store, and code every position."""
+    """Learn a quantizer from states sampled from the whole store, and encode every position with it."""
     states = store.array("train.states.npy")
     rows, width = states.shape
     if config.kind == "fp16":
@@ -32,7 +33,7 @@ def build_codec(draft: Draft, store: Artifact, config: CodecConfig, seed: int) -
     file = draft.file("quantizer.safetensors")
     if not draft.resumed:
         sample = np.random.default_rng(seed).permutation(rows)[: config.train_rows]
-        say(f"codec: learning {config.bytes} bytes a vector from {len(sample):,} of {rows:,} states")
+        say(f"codec: learning a code of {config.bytes} bytes per vector from {len(sample):,} of {rows:,} states")
         began = time.perf_counter()
         quantizer = train_quantizer(states[np.sort(sample)], config.bytes, seed)
         say(f"codec: learned in {time.perf_counter() - began:.0f} s")
@@ -52,7 +53,7 @@ def build_codec(draft: Draft, store: Artifact, config: CodecConfig, seed: int) -
 
 
 def open_codec(artifact: Artifact, device: str = "cpu") -> CodedTable | None:
-    """The coded states, decoded on the device; None where the store itself is read."""
+    """The coded states, decoded on the device; None if the store itself is read."""
     if artifact.facts["kind"] == "fp16":
         return None
     quantizer = Quantizer.from_tensors(artifact.tensors("quantizer.safetensors"))
@@ -60,7 +61,7 @@ def open_codec(artifact: Artifact, device: str = "cpu") -> CodedTable | None:
 
 
 def _error(quantizer: Quantizer, states: npt.NDArray[Any], seed: int) -> float:
-    """The share of the states' variance that coding loses, on states drawn anew."""
+    """The share of the states' variance that coding loses, measured on a new sample."""
     some = np.sort(np.random.default_rng(seed + 1).permutation(len(states))[:4096])
     exact = torch.from_numpy(np.asarray(states[some], dtype=np.float32))
     coded = quantizer.decode(torch.from_numpy(quantizer.encode(states[some])))

@@ -1,7 +1,7 @@
 """The encode stage: a frozen LM turns every position of every split into a state.
 
-Work goes by shards of windows; a shard's batches depend on the corpus and the config alone, so a resumed
-build makes the same bytes.
+The work is done in shards of windows. The batches of a shard depend on the corpus and the config alone, so a resumed
+build produces the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DTYPES = {"fp16": np.float16, "fp32": np.float32}
 
 @dataclass(frozen=True)
 class Job:
-    """A window with the tokens it reads, and which of its states are kept, in the order of positions."""
+    """A window: the tokens it reads, and which of its states are kept, in the order of positions."""
 
     window: Window
     tokens: Tokens
@@ -38,7 +38,7 @@ class Job:
 
 
 class Encoded(NamedTuple):
-    """States and, where the key is something else, keys: one line a position."""
+    """States and, if the keys are not the states, keys: one row per position."""
 
     states: Floats
     keys: Floats | None
@@ -51,7 +51,7 @@ def encode_tokens(lm: BaseLM, tokens: Tokens, config: LMConfig, key: str = "stat
 
 
 def encode_jobs(lm: BaseLM, jobs: list[Job], batch_tokens: int, key: str) -> Encoded:
-    """What is kept of all jobs, in order. Windows of similar length are batched, padded on the right."""
+    """The kept states of all jobs, in order; windows of similar length are batched, padded on the right."""
     ends = np.cumsum([len(job.kept) for job in jobs])
     made: list[Floats] = []
     by_length = sorted(range(len(jobs)), key=lambda i: (-len(jobs[i].tokens), i))
@@ -74,10 +74,10 @@ def encode_jobs(lm: BaseLM, jobs: list[Job], batch_tokens: int, key: str) -> Enc
 
 
 def _texts(stream: Stream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]]:
-    """Tokens that the LM reads in one go, and the offset of each of their positions: a document, or the whole split.
+    """The texts that the LM reads in one go (documents, or the whole split), and the offset of each position.
 
     In a continuous text the position past a document's last token and the first of the next have the same offset:
-    both have read all before.
+    both have read everything before them.
     """
     if continuous:
         yield stream.text(), stream.places()
@@ -89,7 +89,7 @@ def _texts(stream: Stream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]]:
 def encode_split(
     draft: Draft, stream: Stream, lm: BaseLM, lm_config: LMConfig, store: StoreConfig, width: int | None
 ) -> None:
-    """Append the states of one split, and its keys of the given width; goes on from the last whole shard."""
+    """Append the states of one split, and its keys of the given width; resumes after the last complete shard."""
     writer = draft.writer(f"{stream.split}.states.npy", (len(stream), lm.width), DTYPES[store.dtype])
     key_writer = (
         None if width is None else draft.writer(f"{stream.split}.keys.npy", (len(stream), width), DTYPES[store.dtype])
@@ -103,12 +103,12 @@ def encode_split(
                 shard.append(job)
                 size += len(job.kept)
                 read += len(job.tokens)
-                whole = size >= store.shard_tokens and read >= lm_config.batch_tokens  # a batch at least
+                whole = size >= store.shard_tokens and read >= lm_config.batch_tokens  # at least one batch
                 if not whole and at + size < len(stream):
                     continue
                 at += size
                 if at > done:
-                    assert at - size >= done, "shards must not change between tries"
+                    assert at - size >= done, "shards must not change between attempts"
                     made = encode_jobs(lm, shard, lm_config.batch_tokens, store.key)
                     writer.append(round_states(made.states, store.dtype))
                     if key_writer is not None:
@@ -123,10 +123,12 @@ def encode_split(
 def build_store(
     draft: Draft, streams: dict[str, Stream], lm: BaseLM, lm_config: LMConfig, store: StoreConfig
 ) -> Artifact:
-    """Encode train, valid and test, and keep the frozen softmax beside them."""
+    """Encode train, valid and test, and store the frozen softmax with them."""
     rows = sum(len(stream) for stream in streams.values())
     if lm_config.whole_lines and lm.start_always:
-        raise ConfigError("lm.whole_lines is for models of words, whose lines end in a token; this model has none")
+        raise ConfigError(
+            "lm.whole_lines needs a word-level model, which has a token for the end of a line; this model has none"
+        )
     _check_memory(lm, lm_config)
     keys = None if store.key == "state" else lm.encode_keys(torch.full((1, 1), lm.start_token))[1].shape[-1]
     values = rows * (lm.width + (keys or 0))
@@ -160,7 +162,7 @@ def plan_jobs(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> I
 
 
 def _check_memory(lm: BaseLM, config: LMConfig) -> None:
-    """Say so where a model with memory would not be read as one pass over the text reads it."""
+    """Warn if the windows would cut the memory of a model short."""
     if not config.continuous or lm.receptive_field is None or lm.segment is None:
         return
     if config.context < lm.receptive_field or config.window % lm.segment or config.context % lm.segment:
@@ -172,7 +174,7 @@ def _check_memory(lm: BaseLM, config: LMConfig) -> None:
 
 
 def round_states(states: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
-    """States as the store keeps them; refused where they do not fit."""
+    """States in the precision of the store; refused if they do not fit."""
     with np.errstate(over="ignore"):
         rounded = states.astype(DTYPES[dtype])
     if not np.isfinite(rounded).all():

@@ -24,10 +24,12 @@ def _matching(names: Sequence[str], patterns: Names) -> set[int]:
     found: set[int] = set()
     for pattern in [patterns] if isinstance(patterns, str) else list(patterns or ()):
         if not isinstance(pattern, str):
-            raise CorpusError(f"expected names of documents, or globs, as strings; got {type(pattern).__name__}")
+            raise CorpusError(f"expected document names or globs, as strings; got {type(pattern).__name__}")
         here = {number for number, name in enumerate(names) if name == pattern}
         here = here or {number for number, name in enumerate(names) if fnmatchcase(name, pattern)}
         if not here:
-            raise CorpusError(f"no document of the store is named {pattern!r} or matches it; book.documents lists them")
+            raise CorpusError(
+                f"no document of the store is named {pattern!r} or matches it; book.documents lists the names"
+            )
         found |= here
     return found

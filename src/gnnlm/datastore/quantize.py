@@ -3,8 +3,8 @@
     x  ~  codebook[0, c_0] | codebook[1, c_1] | ... , rotated back, plus the mean
 
 The rotation (OPQ) and the codebooks are learned with FAISS; after that FAISS is not needed: decoding is one
-gather and, where raw vectors are wanted, one matrix product. Attention does without that product: it takes the
-query into the rotated space instead, where the mean only shifts all scores alike.
+gather and, where raw vectors are wanted, one matrix product. Attention does not need that product: it
+rotates the query instead, and the mean shifts all scores of a query equally.
 
 Shapes: N vectors, D width, M bytes of a vector, d = D / M.
 """
@@ -73,7 +73,7 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class CodedTable:
-    """Vectors that are decoded as they are gathered; what attention reads of it stays rotated and centred."""
+    """Vectors that are decoded as they are gathered; attention reads them rotated and centred."""
 
     codes_RM: Tensor
     quantizer: Quantizer
@@ -92,7 +92,7 @@ class CodedTable:
         return self.quantizer.decode(self.codes_RM[lines])
 
     def enter(self, queries: Tensor) -> Tensor:
-        """Queries in the space that `gather` answers in; all scores of a query move alike."""
+        """Queries in the space of `gather`; all scores of a query shift equally."""
         return queries @ self.quantizer.rotation_DD.T.to(queries.dtype)
 
     def leave(self, averages: Tensor) -> Tensor:
@@ -101,17 +101,17 @@ class CodedTable:
 
 
 def check_bytes(width: int, size: int, name: str) -> None:
-    """Refuse a size that does not divide the width, and name the nearest that do."""
+    """Refuse a size that does not divide the width, and name the nearest sizes that do."""
     if width % size == 0:
         return
     below = max(n for n in range(1, min(size, width) + 1) if width % n == 0)
     above = min((n for n in range(size, width + 1) if width % n == 0), default=width)
-    raise ConfigError(f"{name} must divide the width {width} of what is coded (got {size}); the nearest are "
-                      f"{' and '.join(str(n) for n in sorted({below, above}))}")  # fmt: skip
+    raise ConfigError(f"{name} must divide {width}, the width of the coded vectors (got {size}); use "
+                      f"{' or '.join(str(n) for n in sorted({below, above}))}")  # fmt: skip
 
 
 def train_quantizer(sample_ND: npt.NDArray[Any], size: int, seed: int, name: str = "codec.bytes") -> Quantizer:
-    """OPQ and PQ of so many bytes per vector, learned from sample vectors."""
+    """OPQ and PQ with `size` bytes per vector, learned from sample vectors."""
     sample = np.ascontiguousarray(sample_ND, dtype=np.float32)
     count, width = sample.shape
     check_bytes(width, size, name)

@@ -1,7 +1,7 @@
 """Reading a store: tokens, states and documents, by position.
 
-A segment is whole documents with everything about their positions; it never changes. A store is a list of segments
-behind one numbering: a position is its segment's base plus its row there. Nothing here holds more than a few bytes
+A segment holds whole documents and all data of their positions; it never changes. A store is a list of segments with
+one numbering: a position is its segment's base plus its row in the segment. Nothing here holds more than a few bytes
 per document in memory; tokens and states are memory-mapped.
 """
 
@@ -24,7 +24,7 @@ from gnnlm.datastore.quantize import CodedTable
 
 
 class Texts(Protocol):
-    """The documents behind positions, for people to read."""
+    """The documents that positions belong to, as readable text."""
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -173,7 +173,7 @@ class Store:
 
 
 def _texts(segment: Segment) -> Texts:
-    assert segment.texts is not None, "this segment came without its texts"
+    assert segment.texts is not None, "this segment has no texts"
     return segment.texts
 
 

@@ -1,4 +1,4 @@
-"""Several finished runs beside each other, and whether their figures can be compared."""
+"""Several finished runs side by side, and whether their figures can be compared."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Finished:
         return cls(name, report, test, lm.fingerprint if lm is not None else str(corpus.inputs["model files"]))
 
     def ppl(self, row: str) -> float | None:
-        """The perplexity of a row; None where it is infinite, or where there is no such row."""
+        """The perplexity of a row; None if it is infinite, or if there is no such row."""
         return self.report.rows[row].ppl if row in self.report.rows else None
 
 
 def comparison(runs: Sequence[Finished]) -> Table:
-    """The rows of several runs, a run per line; percentages only where the test tokens are those of the first run."""
+    """The rows of several runs, one run per line; percentages only for runs with the first run's test tokens."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     names = [name for name in PREDICTORS if any(name in run.report.rows for run in runs)]
     for column in ("run", *(LABELS[name] for name in names), "codec", "smaller than fp32"):
@@ -57,7 +57,7 @@ def _figure(run: Finished, first: Finished, name: str) -> str:
 
 
 def remarks(runs: Sequence[Finished]) -> list[str]:
-    """What one must know to read the comparison, a sentence per line."""
+    """Caveats for reading the comparison, one sentence per line."""
     first, others = runs[0], runs[1:]
     lines = []
     if any(run.test == first.test for run in others):

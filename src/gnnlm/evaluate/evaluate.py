@@ -1,4 +1,4 @@
-"""The eval stage: test is scored once, and the report made of it."""
+"""The eval stage: scores test once and writes the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = {  # what each predictor spends time on
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A finished predictor, the test split, and the artifacts that the report tells of."""
+    """A finished predictor, the test split, and the artifacts that the report describes."""
 
     predictor: Predictor
     text: SearchedText

@@ -1,4 +1,4 @@
-"""Retrieved neighbours to look at, in the style of the paper's last table."""
+"""Examples of retrieved neighbours, in the style of the paper's last table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEFT, RIGHT = 14, 6  # tokens shown before and after the one that is predicted
 
 @dataclass(frozen=True)
 class Example:
-    """A test token with what was looked up for it; each passage with a remark."""
+    """A test token and the passages retrieved for it, each with a remark."""
 
     query: tuple[Passage, str]
     neighbours: list[tuple[Passage, str]]
@@ -32,7 +32,7 @@ def find_examples(
     best: npt.NDArray[np.float32],
     count: int,
 ) -> list[Example]:
-    """The test words whose probability gained most from being looked up, one per document, with their nearest rows.
+    """The test words whose probability rose most through retrieval, one per document, with their nearest rows.
 
     `base` and `best` are the log-probabilities of each test token.
     """
@@ -42,7 +42,7 @@ def find_examples(
     for place in np.argsort(np.exp(base) - np.exp(best)):
         position = int(positions[place])
         number = int(test.document_of(position))
-        early = position - int(test.starts[number]) < LEFT  # too little context to see why
+        early = position - int(test.starts[number]) < LEFT  # too little context to see the reason
         if early or number in used or not test.text_between(position, position + 1).strip().isalpha():
             continue
         used.add(number)
@@ -60,9 +60,9 @@ def find_examples(
 
 
 def render_example(example: Example) -> Text:
-    """The input with its gold token in **bold**, then what was retrieved with its next token _underlined_.
+    """The input with its gold token in **bold**, then the retrieved passages with their next token _underlined_.
 
-    The marks stay in the text, for where there are no styles.
+    The marks stay in the text, for output without styles.
     """
     text = Text()
     lines = [("Input", example.query, "bold", "**")]

@@ -1,4 +1,4 @@
-"""An interpolated 5-gram with Kneser-Ney smoothing: what any base model has to beat.
+"""An interpolated n-gram model with Kneser-Ney smoothing: the baseline that any base model has to beat.
 
     p_n(w | h) = max(c(h w) - D, 0) / c(h)  +  D N(h) / c(h)  p_{n-1}(w | h')
 
@@ -39,7 +39,7 @@ class Order:
 
 
 def hash_grams(tokens: Tokens, n: int) -> Hashes:
-    """One hash for the n tokens that end at each token; the first n - 1 are read as if -1 stood before the text."""
+    """One hash for the n tokens that end at each token; the text is read as if tokens -1 preceded it."""
     padded = np.concatenate([np.full(n - 1, -1, dtype=np.int64), tokens]) if n > 1 else tokens
     hashes = np.zeros(len(tokens), dtype=np.uint64)
     for offset in range(n):
@@ -54,7 +54,7 @@ def texts_hashes(texts: list[Tokens], n: int) -> Hashes:
 
 
 class KneserNey:
-    """Counts of a text (or of several, none of which sees another)."""
+    """The counts of one text, or of several independent texts."""
 
     def __init__(self, texts: list[Tokens], vocab_size: int, order: int = 5) -> None:
         self.vocab_size, self.order = vocab_size, order
@@ -63,7 +63,7 @@ class KneserNey:
     def _count(self, texts: list[Tokens], n: int) -> Order:
         hashes = texts_hashes(texts, n)
         grams, first, counts = np.unique(hashes, return_index=True, return_counts=True)
-        if n < self.order:  # how many different words stand before it, instead of how often it occurs
+        if n < self.order:  # how many different words precede it, instead of how often it occurs
             _, where = np.unique(texts_hashes(texts, n + 1), return_index=True)
             counts = np.bincount(np.searchsorted(grams, hashes[where]), minlength=len(grams))
         history_of = self._history(texts, n)[first]
@@ -99,13 +99,13 @@ class KneserNey:
 
 
 def _look_up(keys: Hashes, values: Floats, wanted: Hashes) -> Floats:
-    """The value of each wanted key; 0 where it is not there."""
+    """The value of each wanted key; 0 for a missing key."""
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[at] == wanted, values[at], 0.0)
 
 
 def score_ngram(streams: dict[str, Stream], continuous: bool, facts: dict[str, Any], order: int = 5) -> dict[str, Any]:
-    """The test split under an n-gram of the train split, read as the base model reads it."""
+    """Score the test split with an n-gram model of the train split; both are read as the base model reads them."""
 
     def texts(split: str) -> list[Tokens]:
         stream = streams[split]

@@ -1,4 +1,4 @@
-"""Figures: the rows of a report, and how training went."""
+"""Figures: the rows of a report, and the course of training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gnnlm.evaluate.report import Report
 from gnnlm.predict.predictor import LABELS, perplexity
 
-TALLEST = 1e9  # a larger perplexity says nothing, and the axis cannot show it
+TALLEST = 1e9  # a larger perplexity is meaningless, and the axis cannot show it
 COLOURS = {"base": "#9aa5b1", "knn": "#6baed6", "gnn": "#fd8d3c", "gnn_knn": "#31a354"}
 DARK = "#333333"
 
@@ -42,7 +42,7 @@ def plot_rows(report: Report, path: Path) -> None:
 def plot_training(history: Sequence[Mapping[str, Any]], best_step: int, path: Path) -> None:
     """Above, the validation perplexity of GNN and base model; below, the GNN's change on valid and on train text.
 
-    The loss of the training steps is not shown: each step reads other text, so it cannot be compared from step to step.
+    The loss of the training steps is not shown: each step reads different text, so the losses cannot be compared.
     """
     figure, (above, below) = _axes(2, height=6.0)
     steps = [entry["step"] for entry in history]
@@ -69,7 +69,7 @@ def plot_training(history: Sequence[Mapping[str, Any]], best_step: int, path: Pa
 
 
 def _axes(count: int, height: float) -> tuple[Any, list[Any]]:
-    """A figure with this many panels below each other, which share their x axis."""
+    """A figure with this many panels, one below the other, that share their x axis."""
     from matplotlib.figure import Figure  # no global state, no display
 
     figure = Figure(figsize=(6.4, height), layout="constrained")

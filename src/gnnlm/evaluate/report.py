@@ -1,4 +1,4 @@
-"""The report: a row for each predictor, with what makes each figure trustworthy beside it."""
+"""The report: a row for each predictor, and the evidence behind each figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Part(BaseModel):
-    """A part of the report; it may carry more than is named here."""
+    """A part of the report; it may have more fields than are declared here."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -67,7 +67,7 @@ class TrainingFacts(Part):
 
 
 class CodecFacts(Part):
-    """How neighbour states are kept."""
+    """How neighbour states are stored."""
 
     kind: str
     bytes: int
@@ -76,7 +76,7 @@ class CodecFacts(Part):
 
 
 class CacheFacts(Part):
-    """What of the trained network is kept."""
+    """What the cache holds of the trained network's states."""
 
     form: str
     dtype: str
@@ -127,7 +127,7 @@ class ScoredTest:
     speeds: dict[str, float]
 
     def rows(self, samples: int, seed: int) -> dict[str, Row]:
-        """The figures of each predictor; intervals from so many resamplings."""
+        """The figures of each predictor; intervals from `samples` bootstrap samples."""
         base = perplexity(-float(self.scores["base"].mean()))
         rows = {}
         for name, scores in self.scores.items():
@@ -161,12 +161,12 @@ class ScoredTest:
 
 
 def _plain(value: float) -> float | None:
-    """JSON has no infinity: such a figure is null."""
+    """The value, or None (null) if it is infinite, for which JSON has no number."""
     return value if math.isfinite(value) else None
 
 
 def bootstrap_interval(scores: Floats, document: Ints, samples: int, seed: int) -> tuple[float, float]:
-    """95% interval of perplexity when whole documents are drawn anew."""
+    """95% interval of perplexity, by bootstrap over whole documents."""
     count = int(document.max()) + 1
     sums = np.bincount(document, weights=-scores, minlength=count)
     sizes = np.bincount(document, minlength=count)
@@ -184,5 +184,5 @@ def read_report(artifact: Artifact) -> Report:
     except (ValueError, ValidationError) as error:
         run = artifact.path.parent
         raise ArtifactError(
-            f"{artifact.path} holds no report of this version; make it again: gnnlm run {run} --rebuild"
+            f"{artifact.path} holds no report of this version; rebuild it: gnnlm run {run} --rebuild"
         ) from error

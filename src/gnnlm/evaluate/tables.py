@@ -1,4 +1,4 @@
-"""The report as people read it: a table in the terminal, Markdown, sentences below."""
+"""The report in readable form: a table for the terminal, Markdown, and the notes below it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def headline(report: Report) -> str:
 
 
 def notes(report: Report) -> list[str]:
-    """What stands below the table, a sentence a line."""
+    """The notes below the table, one per line."""
     mixes = "; ".join(
         f"k = {mix['k']}, T = {mix['temperature']:g}, lambda = {_weight(mix)} for {'GNN' if name == 'gnn' else name}"
         for name, mix in report.mix.items()
@@ -106,19 +106,19 @@ def _overlap(found: dict[str, Any], n: int) -> list[str]:
 
 
 def _base_model(report: Report) -> list[str]:
-    """How the base model was made, where it was made in the run."""
+    """How the base model was trained, if it was trained in the run."""
     lm = report.lm
     if lm.kind == "frozen":
         return []
     how = "trained on train" if lm.kind == "scratch" else f"fine-tuned on train ({lm.kind})"
-    unread = f", {len(lm.unread)} documents kept from it for the GNN to learn on" if lm.unread else ""
+    unread = f", {len(lm.unread)} documents held out from it for the GNN to learn on" if lm.unread else ""
     if lm.first_reading:
         unread = f"; the GNN learned on its states of {lm.first_reading['count']:,} tokens at first reading"
     return [f"Base model: {how}, step {lm.best_step} of {lm.steps_done}, {lm.seconds / 60:.0f} minutes{unread}."]
 
 
 def _network(report: Report) -> list[str]:
-    """How the network was trained, and how neighbour states are kept and read."""
+    """How the network was trained, and how neighbour states are stored and read."""
     if report.training is None or report.cache is None:
         return ["No graph network: gnn.layers is 0."]
     codec, cache = report.codec, report.cache

@@ -1,4 +1,4 @@
-"""The tune stage: k, T and lambda chosen on valid from cached neighbours, for base and for GNN.
+"""The tune stage: chooses k, T and lambda on valid from stored neighbours, for base and for GNN.
 
 Shapes: N positions, K neighbours; tables are [bucket, T, k, lambda].
 """
@@ -21,7 +21,7 @@ from gnnlm.predict.knn import Mix, bucket_of
 from gnnlm.predict.score import SearchedText
 from gnnlm.progress import Track
 
-BUCKET_POSITIONS = 200  # a weight is not chosen from fewer
+BUCKET_POSITIONS = 200  # the fewest positions that a weight is chosen on
 UNTUNED = Mix(k=1, temperature=1.0, weight=0.0)  # no kNN
 
 
@@ -57,7 +57,7 @@ def mix_losses(lm_N: Tensor, knn_kN: Tensor, lambdas: Sequence[float]) -> Tensor
 
 @dataclass(frozen=True)
 class Grid:
-    """What is tried."""
+    """The values that are tried."""
 
     ks: Sequence[int]
     temperatures: Sequence[float]
@@ -70,8 +70,8 @@ def tune_mixes(
 ) -> tuple[dict[str, Mix], dict[str, Any]]:
     """The best (k, T, lambda) for base and for GNN, and the loss of every combination.
 
-    With several buckets of positions, by the similarity of the nearest neighbour, each has a lambda of its own;
-    there are fewer where valid is small.
+    With several buckets of positions, by the similarity of the nearest neighbour, each bucket has its own lambda. A
+    small valid split gets fewer buckets.
     """
     temperatures, lambdas = grid.temperatures, grid.lambdas
     ks = sorted({min(k, text.table.k) for k in grid.ks})

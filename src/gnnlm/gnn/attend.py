@@ -1,13 +1,13 @@
 """Attention of tokens over lines of shared tables, without ever holding [tokens, sources, width].
 
 Two forms, equal to rounding:
-- `attend`, the absorbed form: queries already live in the tables' space, so raw states are scored and averaged
-  as they are, and nothing is projected per edge or per source. It can be trained through.
+- `attend`, the absorbed form: queries are already in the tables' space, so raw states are scored and averaged
+  directly, and nothing is projected per edge or per source. It is differentiable.
 - `attend_projected`: the table holds keys and values that were projected once and for all. Less work per edge,
   twice the memory: for a frozen network.
 
-A chunk of tokens gathers its lines, is done with them, and gathers them again in the backward pass: memory grows
-with the chunk, not with the number of edges.
+A chunk of tokens gathers its lines, releases them, and gathers them again in the backward pass: memory grows with
+the chunk, not with the number of edges.
 
 Shapes: N tokens, H heads, d head width, S sources per token, C the tables' joint width, R lines of a table.
 """
@@ -25,7 +25,7 @@ CHUNK_VALUES = {"cpu": 2**20, "cuda": 2**27}  # gathered at once; 4 MB stay in a
 
 
 class Coded(Protocol):
-    """A table that is decoded as it is gathered, in a space of its own that queries enter and averages leave."""
+    """A table that is decoded as it is gathered, in its own space; queries are mapped into it, averages out of it."""
 
     @property
     def width(self) -> int: ...
@@ -59,7 +59,7 @@ def attend(
 def attend_projected(
     query_NHd: Tensor, bias_NHS: Tensor, mask_NS: Tensor, table_RC: Tensor, lines_NS: Tensor
 ) -> Tensor:
-    """The same over keys and values that stand side by side in each line, [N, H, d]; not to be trained through."""
+    """The same over keys and values stored side by side in each line, [N, H, d]; for inference only."""
     heads, head_width = query_NHd.shape[1:]
     bias_NHS, empty_N11 = _masked(bias_NHS, mask_NS)
     out_NHd = torch.empty_like(query_NHd)

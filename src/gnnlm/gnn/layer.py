@@ -6,14 +6,14 @@ The equations, for an edge of type e from a node s to a node n, per head:
     message = V(s) W_FEA[e]                          V(s) = W_v h_s, K(s) = W_k h_s, Q(n) = W_q h_n
     h_n     = h_n + W_o sum_over_types(sum_over_edges(softmax * message))
 
-What is done, without approximation:
+How they are computed, without approximation:
 - W_ATT, mu and the scale are folded into W_q, W_FEA into W_v: products of weights, made once per pass.
-- On inter edges, of which there are far more than nodes, the query is carried on into the space of the
-  sources (q' = W_k^T q), raw sources are scored and averaged, and the average is projected once.
+- On inter edges, of which there are far more than nodes, the query is mapped into the space of the sources
+  (q' = W_k^T q), raw sources are scored and averaged, and the average is projected once.
 - A key bias adds the same to all scores of a softmax and cancels; a value bias is added once.
 - No edge leads from context to neighbour, so a window's states depend on its row alone: they are updated once
   per distinct row (`model.py`), or once and for all (a cache). The last layer needs no neighbour update.
-- A slot that one edge leads to takes its message whole: no query, no key.
+- A slot with a single incoming edge takes its message with weight one: no query, no key.
 
 With `copying`, the sum of messages is multiplied per head by a gate that starts at zero, inter messages by a sigmoid of
 the nearest neighbour's similarity, and the matrices start so that an open gate adds the neighbours' token embeddings.
@@ -39,9 +39,9 @@ from gnnlm.graph.batch import Graph
 CONTEXT, NEIGHBOUR = 0, 1  # node types
 INTRA, INTER = 0, 1  # edge types
 
-OTHER_SLOTS = -4.0  # what a copier's attention starts with on slots that do not hold the token to copy
+OTHER_SLOTS = -4.0  # a copier's initial attention bias on slots that do not hold the token to copy
 NEAR_START = (2.0, 0.3)  # its gate on similarity: nearly open at an exact match, half open 7 units away
-GATE_UNIT = 10.0  # gates move by the learning rate a step, and this makes it enough
+GATE_UNIT = 10.0  # a gate moves by the learning rate per step; this factor makes it move fast enough
 
 Weights = tuple[Tensor, Tensor | None]  # a matrix and perhaps a bias
 KeysValues = tuple[Tensor, Tensor]  # of context tokens on intra edges, [B, S, D] each
@@ -65,7 +65,7 @@ class Folded:
 class Sources:
     """What the inter edges of a layer read: tables, the line of each source in them, and which sources are real.
 
-    One table of states and perhaps one of token features beside it, as the layer's norm leaves them; or, when
+    One table of states and optionally one of token features, both after the layer's norm; or, when
     `projected`, one table with the layer's keys and values side by side.
     """
 
@@ -128,7 +128,7 @@ class GnnLayer(nn.Module):
             nn.init.ones_(self.similarity_H)
             nn.init.constant_(self.slot_bias_HW, OTHER_SLOTS)
             nn.init.zeros_(self.slot_bias_HW[:, options.left])
-        if not self.updates_neighbours:  # the equations list these, no output depends on them: kept, not trained
+        if not self.updates_neighbours:  # the equations list these, but no output depends on them: kept, not trained
             unused = [self.query[NEIGHBOUR], self.output[NEIGHBOUR]]
             if options.bias:
                 unused += [self.query_bias[NEIGHBOUR], self.key_bias[NEIGHBOUR], self.output_bias[NEIGHBOUR]]
@@ -140,7 +140,7 @@ class GnnLayer(nn.Module):
     def forward(
         self, context_BTD: Tensor, past: KeysValues, band_BTS: Tensor, sources: Sources, graph: Graph
     ) -> tuple[Tensor, KeysValues]:
-        """New context states; and the keys and values of the tokens before (`past`) and of these."""
+        """New context states, and the keys and values of the earlier tokens (`past`) and of these."""
         folded = self.folded()
         x_BTD = self.pre_norm(context_BTD)
         key_BSD = torch.cat([past[0], _linear(x_BTD, folded.intra_key)], dim=1)
@@ -162,7 +162,7 @@ class GnnLayer(nn.Module):
         return self._frozen or self._fold()
 
     def freeze(self) -> None:
-        """Keep the folded weights, until the layer is trained or moved."""
+        """Keep the folded weights until the layer is trained or moved."""
         with torch.inference_mode(False), torch.no_grad():
             self._frozen = self._fold()
 
@@ -190,7 +190,7 @@ class GnnLayer(nn.Module):
         )
 
     def pre_norm(self, states: Tensor) -> Tensor:
-        """Without weights: every use is followed by a matrix that can hold them."""
+        """A norm without weights: every use is followed by a matrix that can absorb them."""
         return F.layer_norm(states, states.shape[-1:]) if self.options.norm == "pre" else states
 
     def _intra_context(self, query_BTD: Tensor, key_BSD: Tensor, value_BSD: Tensor, band_BTS: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ class GnnLayer(nn.Module):
         return sum_NHd.reshape(x_BTD.shape)
 
     def project(self, x_RD: Tensor, features_RE: Tensor | None) -> Tensor:
-        """Keys and values that inter edges read, side by side, of sources as the norm leaves them, [R, 2 D]."""
+        """Keys and values that inter edges read, side by side, of normed sources, [R, 2 D]."""
         key_RD = F.linear(x_RD, self.key[NEIGHBOUR])  # a bias would cancel
         value_RD = _linear(x_RD, self._value_weights(NEIGHBOUR, INTER))
         if features_RE is not None:
@@ -254,7 +254,7 @@ class GnnLayer(nn.Module):
             dict(zip(some, self._split(_linear_at(x_RD, place_UW[:, some], own)).unbind(1), strict=True))
             for some, own in zip((asking, asked, heard), weights, strict=True)
         )
-        # who hears one neighbour hears the same as others who hear only it
+        # slots with a single edge from the same neighbour get the same message
         alike = [w if w in asking else next(v for v in targets if near[v] == near[w]) for w in targets]
         messages = {}
         for w in sorted(set(alike)):
@@ -270,7 +270,7 @@ class GnnLayer(nn.Module):
         return self._post_norm(states_RD[place_UW[:, list(targets)]] + added_UtD, NEIGHBOUR)
 
     def _edge_bias(self, graph: Graph) -> Tensor:
-        """What the default adds to inter scores, [N, H, S]: a bias per slot and a weight on similarity."""
+        """What the preset `default` adds to inter scores, [N, H, S]: a bias per slot and a weight on similarity."""
         options, slots = self.options, self.options.inter_slots
         similarity_NK = graph.similarity_BTK.flatten(0, 1)
         if not options.edge_bias:
@@ -280,9 +280,9 @@ class GnnLayer(nn.Module):
         return (similarity_NHK[..., None] + self.slot_bias_HW[:, None, slots]).flatten(2)
 
     def _nearness(self, graph: Graph) -> Tensor:
-        """How far each head lets its neighbours speak, [B, T, H]: a sigmoid of the nearest one's similarity."""
+        """Each head's gate on inter messages, [B, T, H]: a sigmoid of the nearest neighbour's similarity."""
         off_BT = (graph.nearest_BT - self.options.similarity_best) / self.options.similarity_unit
-        off_BT = off_BT.masked_fill(torch.isneginf(off_BT), 0.0)  # nobody speaks there
+        off_BT = off_BT.masked_fill(torch.isneginf(off_BT), 0.0)  # there are no messages to gate
         return torch.sigmoid(self.near_H + self.near_slope_H * off_BT[..., None])
 
     def _query_weights(self, source: int, edge: int, target: int) -> Weights:
@@ -326,7 +326,7 @@ def _linear(x: Tensor, weights: Weights) -> Tensor:
 
 
 def _linear_at(x_RD: Tensor, lines_US: Tensor, weights: Weights) -> Tensor:
-    """The projection of some lines, [U, S, D], made once per line or once per use, whichever is less."""
+    """The projection of some lines, [U, S, D], computed once per line or once per use, whichever is less work."""
     if lines_US.numel() < len(x_RD):
         return _linear(x_RD[lines_US], weights)
     return _linear(x_RD, weights)[lines_US]

@@ -1,10 +1,10 @@
 """The graph network between a frozen language model and its frozen softmax.
 
 A token attends to the last `context` tokens of its document. Blocks of a longer text are scored one after
-another with what the layers carry, so that the result does not depend on where the blocks are cut.
+another with the keys and values that the layers carry, so that the result does not depend on where the blocks are cut.
 
-Neighbour states depend on their row alone. Here they are computed, once per distinct row of the batch and a
-chunk of rows at a time through all layers; or, for a trained network, they are read from a cache.
+Neighbour states depend on their row alone. They are computed here, once per distinct row of the batch, a chunk of rows
+at a time through all layers; or, for a trained network, they are read from a cache.
 
 Shapes: B blocks, T tokens, M carried tokens, U rows, W window slots, P positions, N = B T, S sources of a token,
 D base width, E = D width of token embeddings, V vocabulary.
@@ -35,9 +35,9 @@ CHUNK_SLOTS = 2048  # window slots that go through all layers at once: they stay
 
 @dataclass(frozen=True)
 class Carry:
-    """What reading takes from one block to the next: each layer's keys and values, and where they stand.
+    """What one block passes on to the next: each layer's keys and values, and their positions.
 
-    A carry is a value: reading on from it, cropping it or picking rows of it leaves it as it was.
+    A carry is immutable: reading on from it, cropping it or selecting rows of it leaves it unchanged.
     """
 
     layers: tuple[KeysValues, ...]
@@ -49,9 +49,9 @@ class Carry:
         return self._each(lambda tensor: tensor[rows])
 
     def dropping(self, drop_B: Tensor) -> Carry:
-        """Without the last tokens of each text: they turn into padding, which nobody attends to."""
+        """A carry without the last tokens of each text: they become padding, which no token attends to."""
         slots = self.document_BM.shape[1]
-        most = int(drop_B.min()) if len(drop_B) else 0  # what goes everywhere is cut off
+        most = int(drop_B.min()) if len(drop_B) else 0  # tokens dropped from every text are cut off
         carry = self._each(lambda tensor: tensor[:, : slots - most]) if most else self
         rest_B1 = (drop_B - most)[:, None].to(carry.document_BM.device)
         # padding is never last here, so the last slots of a text are its last tokens
@@ -65,7 +65,7 @@ class Carry:
         return carry._each(lambda tensor: tensor[:, drop:]) if drop else carry
 
     def _compact(self) -> Carry:
-        """Padding in front of each text's tokens, and none where no text needs it."""
+        """Move padding in front of each text's tokens, and drop columns that are padding in every text."""
         pad_BM = self.document_BM < 0
         if not bool(pad_BM.any()):
             return self
@@ -88,7 +88,7 @@ class SourceCache(Protocol):
 
 
 class TokenEmbeddings(Protocol):
-    """What of the frozen softmax the network uses."""
+    """The part of the frozen softmax that the network uses."""
 
     @property
     def width(self) -> int: ...
@@ -98,14 +98,14 @@ class TokenEmbeddings(Protocol):
 
 
 class GnnModel(nn.Module):
-    """context and neighbour states in, context states for the frozen softmax out."""
+    """Turns context and neighbour states into context states for the frozen softmax."""
 
     features_VE: Tensor
 
     def __init__(self, options: GnnOptions, head: TokenEmbeddings) -> None:
         super().__init__()
         self.options = options
-        self.checkpoint = False  # compute window states anew in the backward pass instead of keeping them
+        self.checkpoint = False  # recompute window states in the backward pass instead of keeping them
         if options.token_features:
             self.register_buffer("features_VE", token_features(head.embeddings_VD), persistent=False)
         self.layers = nn.ModuleList(
@@ -114,7 +114,7 @@ class GnnModel(nn.Module):
         if options.width != options.base_width:
             self.narrow = nn.Linear(
                 options.base_width, options.width
-            )  # one for all nodes: they are states of one model
+            )  # one for all nodes: all are states of the same model
             self.widen = nn.Linear(options.width, options.base_width)
             if options.zero_start:
                 nn.init.zeros_(self.widen.weight)
@@ -125,7 +125,7 @@ class GnnModel(nn.Module):
     ) -> tuple[Tensor, Carry]:
         """Updated states [B, T, D], and what the next block of the same texts needs.
 
-        With `rollback`, so many of the last tokens can later be dropped from what is carried.
+        The last `rollback` tokens can later be dropped from the carry.
         """
         options = self.options
         batch, tokens = graph.document_BT.shape
@@ -146,7 +146,7 @@ class GnnModel(nn.Module):
         return self._leave(graph.context_BTD, context_BTD), after
 
     def freeze(self) -> GnnModel:
-        """For prediction only: no dropout, and weights folded once."""
+        """Prepare for prediction only: no dropout, and weights folded once."""
         self.eval()
         for number in range(self.options.layers):
             self.layer(number).freeze()
@@ -157,7 +157,7 @@ class GnnModel(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> GnnModel:
-        self._thaw()  # moved or converted: the folded weights would stay behind
+        self._thaw()  # moved or converted: the folded weights would be out of date
         super()._apply(fn, recurse)
         return self
 
@@ -200,7 +200,7 @@ class GnnModel(nn.Module):
             lines_p, place_uW = torch.unique(place_uW, return_inverse=True)
             states, out = states_PD[lines_p], []
             for layer, own in zip(layers, weights, strict=True):
-                if layer is layers[-1]:  # no later layer asks for the others
+                if layer is layers[-1]:  # no later layer reads the others
                     out.append(layer.update_windows(states, place_uW, slot_uW, own, read))
                 else:
                     window_uWD = layer.update_windows(states, place_uW, slot_uW, own, range(slot_uW.shape[1]))
@@ -230,7 +230,7 @@ class GnnModel(nn.Module):
     # -- in, out, on disk ----------------------------------------------------------------------------------
 
     def enter(self, states: Tensor) -> Tensor:
-        """The base model's states as the first layer takes them."""
+        """The base model's states as input of the first layer."""
         if self.options.width == self.options.base_width:
             return states
         narrowed: Tensor = F.gelu(self.narrow(states))

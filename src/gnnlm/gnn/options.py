@@ -1,7 +1,7 @@
-"""The choices that make a GNN, and the named presets that settle them.
+"""The options of a GNN, and the named presets that set them.
 
-`paper` is the equations as printed, `released` the public code's choices, `default` what measures best
-here. A field set in the config wins over the preset.
+`paper` follows the equations as printed, `released` the public code, and `default` is what measured best here. A field
+set in the config overrides the preset.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gnnlm.config import GnnConfig
 from gnnlm.errors import ConfigError
 
-COSINE_UNIT = 0.01  # the temperature kNN-LMs end up with
+COSINE_UNIT = 0.01  # the usual tuned temperature of kNN-LMs
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "inter": "window",
@@ -64,7 +64,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class GnnOptions:
-    """Every choice settled; what a checkpoint needs to be loaded again."""
+    """All options with their final values, as a checkpoint stores them."""
 
     base_width: int
     width: int
@@ -107,7 +107,7 @@ class GnnOptions:
 
 
 def similarity_unit(metric: str, similarity: npt.NDArray[np.float32]) -> float:
-    """The size at which differences of similarity matter, from a neighbour table where the metric has no scale."""
+    """The scale on which differences of similarity matter; measured on a neighbour table for a metric without one."""
     if metric == "cosine":
         return COSINE_UNIT
     nearest = -similarity[:, 0]

@@ -1,1 +1,1 @@
-"""Neighbour table rows -> the tensors of a heterogeneous graph, and nothing else."""
+"""From rows of a neighbour table to the tensors of a heterogeneous graph."""

@@ -3,13 +3,13 @@
 Context nodes are B blocks of T positions in the order of their texts. Neighbour nodes are the windows of the U rows
 that the batch retrieves, each slot a line in a table of the P positions they touch. Two context tokens that retrieve
 the same row share its window, and windows of different rows are never joined, even where they overlap in the
-corpus: they share what is read from the store, not what becomes of it.
+corpus: they share the states read from the store, not the updated states.
 
     intra, context:    j -> i where j <= i, i - j < context, same document    (band_mask)
     intra, neighbour:  adjacent slots of one window                           (the layer knows)
     inter:             slot w of row rows_BTK[b, t, k] -> token (b, t)        (rows_BTK, edge_BTK, slot_UW)
 
-Knows nothing of files, indexes or models.
+This module does not depend on files, indexes or models.
 
 Shapes: B blocks, T tokens, K neighbours, U rows, W window slots, P positions, D width.
 """
@@ -27,7 +27,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of rows: where each slot's position stands in a table, and whether it lies in the row's document."""
+    """The windows of rows: each slot's line in a table, and whether the slot lies in the row's document."""
 
     rows_U: Tensor
     place_UW: Tensor
@@ -41,7 +41,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Context:
-    """Context nodes: states, where each stands in its text, and which document that is (-1: padding)."""
+    """Context nodes: their states, positions in the text, and document numbers (-1: padding)."""
 
     states_BTD: Tensor
     position_BT: Tensor
@@ -80,7 +80,7 @@ def distinct_rows(neighbours_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     found = neighbours_BTK[real_BTK]
     rows_U, place = torch.unique(found, return_inverse=True)
     if not len(rows_U):
-        rows_U = torch.zeros(1, dtype=neighbours_BTK.dtype)  # a row nobody points to: shapes stay ordinary
+        rows_U = torch.zeros(1, dtype=neighbours_BTK.dtype)  # a row that no edge uses: no tensor is empty
     rows_BTK = torch.zeros_like(neighbours_BTK)
     rows_BTK[real_BTK] = place
     return rows_U, rows_BTK, real_BTK
@@ -89,7 +89,7 @@ def distinct_rows(neighbours_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def window_positions(rows_U: Tensor, first_U: Tensor, last_U: Tensor, left: int, right: int) -> tuple[Tensor, Tensor]:
     """Positions of each row's window and which of them lie inside its document.
 
-    Slots outside point at the row itself, so that they can be gathered; the mask takes them out.
+    Slots outside point at the row itself, so that they can be gathered; the mask removes them.
 
     >>> positions, inside = window_positions(torch.tensor([5]), torch.tensor([5]), torch.tensor([9]), 1, 1)
     >>> positions.tolist(), inside.tolist()
@@ -109,7 +109,7 @@ def build_graph(
 ) -> Graph:
     """Join context blocks with the windows of what they retrieve.
 
-    Unless `distinct`, each neighbour has a window to itself: right where nothing is computed per window.
+    Unless `distinct`, each neighbour has its own window: cheaper when nothing is computed per window.
     """
     if distinct:
         rows_U, rows_BTK, edge_BTK = distinct_rows(neighbours_BTK)

@@ -1,1 +1,1 @@
-"""States -> probabilities: the four predictors, in one place."""
+"""From states to probabilities: the four predictors, in one place."""

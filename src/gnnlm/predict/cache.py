@@ -2,10 +2,10 @@
 
 No edge leads from a context to a neighbour, so what a layer reads of a window slot depends on (row, slot) alone.
 Per layer there is one table:
-- while windows have not been updated, [positions, C]: windows share what they have in common. One table then serves
-  every layer that reads states.
+- before the first window update, [positions, C]: overlapping windows share lines. One table then serves every layer
+  that reads states.
 - after an update, [rows, slots, C], for the slots that inter edges lead from.
-States that no layer reads (those behind the last update, slots beside the centre where only it is read) are left out.
+States that no layer reads are left out: those after the last update, and all slots but the centre if only it is read.
 
 C is the width of a state (`states`, scored and averaged in the absorbed form) or twice that (`projected`: keys and
 values, token features included).
@@ -38,18 +38,18 @@ from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.progress import Track, say
 from gnnlm.retrieval.neighbours import Neighbours
 
-SHARD = 8192  # rows between two points of resumption
+SHARD = 8192  # rows between two commits
 TRAIN_ROWS = 16_384  # rows whose states a quantizer is learned from
-TRIAL_TOKENS = 128  # tokens that `auto` times each form on,
-TRIAL_SECONDS = 1.0  # for at least so long in all,
-TRIAL_ROUNDS = 20  # or so often
+TRIAL_TOKENS = 128  # tokens on which `auto` times each form,
+TRIAL_SECONDS = 1.0  # for at least this many seconds in all,
+TRIAL_ROUNDS = 20  # or for this many rounds
 NOISE = 0.1  # forms whose times differ by less than this share count as equally fast
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
 
 
 @dataclass(frozen=True)
 class WindowCache:
-    """Tables of one form over a store, in front of the network they were made with."""
+    """Tables of one form over a store, with the network that they were computed with."""
 
     model: GnnModel
     store: Store
@@ -64,7 +64,7 @@ class WindowCache:
         extra_tables: tuple[Tensor, ...] = ()
         extra_lines: tuple[Tensor, ...] = ()
         if options.token_features and not self.projected:
-            known = len(windows.tokens_P) > 0  # else windows are places in the store
+            known = len(windows.tokens_P) > 0  # else windows are positions in the store
             tokens_NS = windows.tokens_P[position_NS] if known else self.store.tokens(position_NS.cpu())
             lines_NS = self.model.features(tokens_NS.to(position_NS.device))
             extra_tables, extra_lines = (self.model.features_VE,), (lines_NS,)
@@ -86,7 +86,7 @@ def per_row(options: GnnOptions, layer: int) -> bool:
 
 
 def table_shapes(options: GnnOptions, projected: bool, rows: int) -> list[tuple[int, ...]]:
-    """The tables of a form over a store of so many rows."""
+    """The shapes of the tables of a form, for a store with `rows` rows."""
     width = options.width * (2 if projected else 1)
     shared = not projected and not options.neighbour_updates
     shapes: list[tuple[int, ...]] = []
@@ -96,7 +96,7 @@ def table_shapes(options: GnnOptions, projected: bool, rows: int) -> list[tuple[
 
 
 def make_tables(model: GnnModel, windows: Windows, projected: bool) -> list[Tensor]:
-    """The lines of some windows: [P, C] of their positions where windows are as they came, else [U, slots, C]."""
+    """The lines of some windows: [P, C], by position, before the first window update, else [U, slots, C]."""
     options = model.options
     states_PD = model.enter(windows.states_PD)
     updated = model.window_states(states_PD, windows.place_UW, windows.slot_UW)
@@ -117,7 +117,7 @@ def make_tables(model: GnnModel, windows: Windows, projected: bool) -> list[Tens
 
 @dataclass(frozen=True)
 class Trial:
-    """Tokens with their neighbours, to time the forms of a cache on."""
+    """Tokens with their neighbours, on which the forms of a cache are timed."""
 
     context: Context
     neighbours: Neighbours
@@ -127,7 +127,7 @@ class Trial:
 def build_cache(
     draft: Draft, model: GnnModel, graphs: GraphBuilder, trial: Trial, config: CacheConfig, seed: int, device: str
 ) -> Artifact:
-    """Make the tables of the chosen form, shard by shard. `trial` is what `auto` is tried on."""
+    """Build the tables of the chosen form, shard by shard; `auto` times the forms on `trial`."""
     model.freeze()
     rows, options = len(graphs.store), model.options
     if not draft.resumed:
@@ -135,7 +135,7 @@ def build_cache(
     form = draft.notes["form"]
     facts = {"form": form, "dtype": config.dtype, "rows": rows, "trials": draft.notes["trials"]}
     if form == "none":
-        say("cache: none, neighbour states are computed for each batch")
+        say("cache: none; neighbour states are computed for each batch")
         return draft.finish(facts)
     shapes = table_shapes(options, form == "projected", rows)
     size = cache_bytes(shapes, config)
@@ -160,7 +160,7 @@ def build_cache(
 
 
 def open_cache(artifact: Artifact, model: GnnModel, store: Store, device: str) -> WindowCache | None:
-    """The cache in front of its network; None where there is nothing to read."""
+    """The cache with its network; None if the run has no cache."""
     form = artifact.facts["form"]
     if form == "none":
         return None
@@ -188,9 +188,9 @@ def cache_bytes(shapes: list[tuple[int, ...]], config: CacheConfig) -> int:
 def choose_form(
     model: GnnModel, graphs: GraphBuilder, trial: Trial, config: CacheConfig, device: str
 ) -> dict[str, Any]:
-    """The form asked for; for `auto` the fastest on the trial's tokens that stays within the limit.
+    """The configured form; for `auto`, the fastest form on the trial's tokens that stays within the limit.
 
-    Of forms that are about as fast as the fastest, the smallest is taken.
+    Of forms that are about as fast as the fastest, the smallest is chosen.
     """
     if config.form != "auto":
         return {"form": config.form, "trials": []}
@@ -200,7 +200,7 @@ def choose_form(
         return graphs(trial.context, trial.neighbours, states).to(place)
 
     graph = made(True)
-    windows = graph.windows  # tables that hold these windows alone, in their order
+    windows = graph.windows  # tables that hold only these windows, in their order
     own = replace(graph, windows=replace(windows, rows_U=torch.arange(len(windows.rows_U), device=place)))
     sizes: dict[str, int] = {"none": 0}
     work: dict[str, Callable[[], object]] = {"none": lambda: model(made(True))}
@@ -228,7 +228,7 @@ def choose_form(
 
 
 def _seconds(work: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The median time of each piece of work; they take turns, so that a slow moment of the machine meets all alike."""
+    """The median time of each piece of work; they take turns, so that a slow moment affects all of them equally."""
     times: dict[str, list[float]] = {name: [] for name in work}
     for number in range(1 + TRIAL_ROUNDS):
         for name, job in work.items():
@@ -255,12 +255,12 @@ def _rows_of(model: GnnModel, graphs: GraphBuilder, rows_U: Tensor, projected: b
 def _quantizers(
     draft: Draft, model: GnnModel, graphs: GraphBuilder, config: CacheConfig, seed: int, device: str
 ) -> list[Quantizer]:
-    """One quantizer per table, learned from rows drawn from the whole store."""
+    """One quantizer per table, learned from rows sampled from the whole store."""
     file = draft.file("quantizers.safetensors")
     count = len(table_shapes(model.options, False, 1))
     if not draft.resumed:
         rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(graphs.store))[:TRAIN_ROWS]))
-        say(f"cache: learning {config.bytes} bytes a state from {len(rows):,} rows")
+        say(f"cache: learning a code of {config.bytes} bytes per state from {len(rows):,} rows")
         tables = _rows_of(model, graphs, rows, False, device)
         tensors: dict[str, Tensor] = {}
         for number, table in enumerate(tables):

@@ -1,4 +1,4 @@
-"""From neighbours to graphs: joins context nodes with the windows of what they retrieved from the store."""
+"""From neighbours to graphs: joins context nodes with the windows of the rows that they retrieved."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class GraphBuilder:
     def __call__(self, context: Context, neighbours: Neighbours, states: bool = True) -> Graph:
         """The graph of context blocks [B, T] with all the neighbours given, [B, T, K].
 
-        Without `states`, windows say where they stand in the store and hold nothing of it: for a network that
-        has a cache to read from.
+        Without `states`, windows hold only their positions in the store: for a network that reads from a cache.
         """
         return build_graph(
             context,
@@ -41,7 +40,7 @@ class GraphBuilder:
         return Windows(rows_U, place_UW, inside_UW, self.store.states(positions_P), self.store.tokens(positions_P))
 
     def places(self, rows_U: Tensor) -> Windows:
-        """Windows as places in the store; the tokens are those of their slots."""
+        """Windows as positions in the store, with the tokens of their slots."""
         positions_UW, inside_UW = self._positions(rows_U)
         return Windows(rows_U, positions_UW, inside_UW, torch.empty(0, self.store.width), torch.empty(0))
 

@@ -23,8 +23,8 @@ from torch import Tensor
 class Mix:
     """How many neighbours, at which temperature, with which weight.
 
-    The weight may differ with the similarity of the nearest neighbour: `edges` cut it into buckets, `weights` has one
-    more. Without, it is the same everywhere.
+    The weight may depend on the similarity of the nearest neighbour: `edges` divide the similarities into buckets, and
+    `weights` has one weight per bucket. Without them, the weight is the same everywhere.
     """
 
     k: int
@@ -84,7 +84,7 @@ def knn_log_probs(tokens_NK: Tensor, similarity_NK: Tensor, vocab: int, k: int, 
 
 
 def mix_log_probs(lm: Tensor, knn: Tensor, weight: float | Tensor) -> Tensor:
-    """log(weight p_kNN + (1 - weight) p_LM), [N] or [N, V]; p_LM where `knn` is NaN. The weight may be one for each N.
+    """log(weight p_kNN + (1 - weight) p_LM), [N] or [N, V]; p_LM where `knn` is NaN; one weight, or one per position.
 
     >>> mix_log_probs(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, math.nan]).log(), 0.5).exp()
     tensor([0.2500, 0.5000])

@@ -1,6 +1,7 @@
-"""An open-book model that reads on: tokens in, predictions and a new past out. Needs no run directory.
+"""An open-book model that reads step by step: tokens in, predictions and a new past out.
 
-A prompt is a long read, a step of writing a short one; both give what scoring the whole text in one piece gives.
+Prefill is one long read, a generation step a short one; both predict what scoring the whole text at once predicts. No
+run directory is needed.
 
 Shapes: B texts, T tokens, K neighbours, D width.
 """
@@ -30,7 +31,7 @@ ROLLBACK = 64  # tokens that can be dropped from a past without reading its text
 
 @dataclass(frozen=True)
 class Past:
-    """What was read of each text of a batch. A value: reading on, cropping and selecting make new ones.
+    """What was read of each text of a batch; immutable: reading on, cropping and selecting make a new one.
 
     It holds the base model's cache, bounded by its window; the graph network's keys and values, bounded by its context
     and `ROLLBACK`; the neighbours of the last token; and the token ids of the whole text.
@@ -38,7 +39,7 @@ class Past:
 
     lm: LMPast
     carry: Carry | None
-    spare: tuple[int, ...]  # tokens of each text that the carry can still lose
+    spare: tuple[int, ...]  # tokens of each text that can still be dropped from the carry
     neighbours: Neighbours | None  # of the last position of each text, [B, K]
 
     def __len__(self) -> int:
@@ -46,13 +47,13 @@ class Past:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens read of each text, the start token not counted."""
+        """The number of tokens read of each text, without the start token."""
         return self.lm.lengths
 
     def crop(self, n: int | Sequence[int]) -> Past:
-        """Without the last n tokens of each text, or n[b] of text b.
+        """A past without the last n tokens of each text, or n[b] of text b.
 
-        Dropping more than `ROLLBACK` tokens makes the next read go through the whole text again.
+        Dropping more than `ROLLBACK` tokens makes the next read process the whole text again.
         """
         drops = [n] * len(self) if isinstance(n, int) else list(n)
         lm = self.lm.crop(drops)
@@ -77,7 +78,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Reading:
-    """How texts are read, as the store was made: see `lm.window`, `lm.context`, `store.key` and `store.dtype`."""
+    """How texts are read, the same as for the store: see `lm.window`, `lm.context`, `store.key` and `store.dtype`."""
 
     window: int
     context: int
@@ -110,9 +111,9 @@ class OpenBook:
     ) -> tuple[Prediction, Past]:
         """What is predicted after each new token of each text, [B, T], and the new past.
 
-        Without a past the texts begin, and the first prediction of each is that of its first token: [B, T + 1]. Rows
-        may get different numbers of tokens; they are padded on the right, and `Prediction.real` says where. `wanted`
-        names the predictors whose states are made; at least `k` neighbours are looked up.
+        Without a past, the texts start here, and the first prediction of each is for its first token: [B, T + 1]. Texts
+        may get different numbers of tokens; they are padded on the right, and `Prediction.real` is false at padding.
+        `wanted` names the predictors whose states are computed; at least `k` neighbours are looked up.
         """
         self.predictor.check(wanted)
         self._check_tokens(tokens)
@@ -148,7 +149,7 @@ class OpenBook:
         return past
 
     def rounded(self, states: Tensor) -> Tensor:
-        """States as the store keeps them: what is looked up must be what was written."""
+        """States in the precision of the store, so that queries match the stored keys."""
         if self.reading.dtype != "fp16":
             return states
         rounded = states.half().float()

@@ -1,6 +1,6 @@
-"""The one prediction step: states and neighbours in, the predictions asked for out.
+"""The one prediction step: from states and neighbours to the requested predictions.
 
-Training's validation, tuning, evaluation, the API and the benchmarks all go through it.
+Validation during training, tuning, evaluation, the API and the benchmarks all go through it.
 
 Shapes: B texts, T tokens, N positions, K neighbours, D width, V vocabulary.
 """
@@ -30,13 +30,13 @@ MIXED = ("knn", "gnn_knn")  # the predictors that mix p_kNN in
 
 
 def perplexity(loss: float) -> float:
-    """exp of a mean negative log-probability; infinite where that is too large for a number."""
+    """exp of a mean negative log-probability; infinite if it is too large for a float."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """States for the frozen softmax, by whose they are (`base`, `gnn`), and what was retrieved, with its tokens.
+    """States for the frozen softmax, by origin (`base`, `gnn`), and the retrieved neighbours with their tokens.
 
     Tensors have any leading shape; `prediction[index]` picks positions of all of them. `real`, of that shape, is false
     at padding.
@@ -60,7 +60,7 @@ class Prediction:
     def mixed_target_log_probs(
         self, lm: Mapping[str, Tensor], targets_N: Tensor, wanted: Collection[str]
     ) -> dict[str, Tensor]:
-        """The predictors asked for, [N] each, given the log-probabilities of each softmax."""
+        """The log-probabilities of the wanted predictors, [N] each, given those of each softmax."""
         scores = {}
         for name in wanted:
             scores[name] = lm[STATE_OF[name]]
@@ -90,33 +90,33 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A frozen softmax, a store, and what is made of neighbours: kNN mixes and perhaps a graph network."""
+    """A frozen softmax, a store, and what uses the neighbours: kNN mixes and optionally a graph network."""
 
     head: Head
     graphs: GraphBuilder
     gnn: GnnModel | None
     graph_k: int
-    mixes: Mapping[str, Mix]  # by whose state is mixed with p_kNN: `base`, `gnn`
+    mixes: Mapping[str, Mix]  # by the state that is mixed with p_kNN: `base`, `gnn`
     cache: SourceCache | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The predictors there are: all four, or two without a graph network."""
+        """The available predictors: all four, or two without a graph network."""
         return PREDICTORS if self.gnn is not None else ("base", "knn")
 
     def check(self, wanted: Collection[str]) -> None:
-        """Refuse a predictor that is not one of ours, or that this run has not got."""
+        """Refuse a predictor that does not exist, or that this run does not have."""
         for name in wanted:
             if name not in PREDICTORS:
-                raise ConfigError(f"no predictor named {name!r}; there are {', '.join(self.names)}")
+                raise ConfigError(f"no predictor named {name!r}; this run has {', '.join(self.names)}")
             if name not in self.names:
                 raise ConfigError(
-                    f"predictor {name} needs a graph network, and this run was made without one (gnn.layers: 0); "
-                    f"there are {', '.join(self.names)}"
+                    f"predictor {name} needs a graph network, and this run was built without one (gnn.layers: 0); "
+                    f"this run has {', '.join(self.names)}"
                 )
 
     def neighbours_needed(self, wanted: Collection[str]) -> int:
-        """How many neighbours of each position these predictors look at."""
+        """How many neighbours of each position these predictors use."""
         ks = [self.mixes[STATE_OF[name]].k for name in wanted if name in MIXED]
         return max([*ks, *(self.graph_k for name in wanted if STATE_OF[name] == "gnn")], default=0)
 

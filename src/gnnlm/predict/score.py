@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SearchedText:
-    """A split that was encoded and looked up: its positions and the neighbours of each."""
+    """An encoded and searched split: its positions and the neighbours of each."""
 
     text: Segment
     table: NeighbourTable

@@ -1,1 +1,1 @@
-"""FAISS indexes over the store and the neighbour tables they fill. FAISS is imported here only."""
+"""Indexes over the store, and the neighbour tables that are filled from them."""

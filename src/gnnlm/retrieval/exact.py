@@ -1,8 +1,8 @@
 """Exact search: one matrix product and a top-k, in torch.
 
-What a query finds must not depend on the batch it comes in, and matrix products of different shapes round
-differently. So the product only picks candidates, with a margin for its rounding; their similarities are then computed
-anew, one row at a time, and sorted by (similarity, position).
+The result of a query must not depend on its batch, but matrix products of different shapes round differently. So the
+product only selects candidates, with a margin for its rounding. Their similarities are then recomputed, one row at a
+time, and sorted by (similarity, position).
 
 Shapes: N queries, R rows, D width, C candidates.
 """
@@ -21,7 +21,7 @@ from gnnlm.retrieval.index import Allowed, as_keys
 from gnnlm.retrieval.neighbours import Neighbours
 
 SCORES_AT_ONCE = 2**24  # scores held at once: 64 MB of float32
-GATHERED_AT_ONCE = 2**21  # candidates' values held at once: 8 MB of float32 stay near the processor
+GATHERED_AT_ONCE = 2**21  # candidates' values held at once: 8 MB of float32 stay in the processor's cache
 SPARE = 16  # candidates beyond k, so that a second top-k is rarely needed
 
 
@@ -29,7 +29,7 @@ class ExactIndex:
     """All keys in memory, compared with every query."""
 
     def __init__(self, keys_RD: Tensor, positions_R: Tensor, metric: str) -> None:
-        """`keys_RD` are as `as_keys` makes them; `positions_R` are sorted."""
+        """`keys_RD` come from `as_keys`; `positions_R` are sorted."""
         self.keys_RD, self.positions_R, self.metric = keys_RD, positions_R, metric
         self._square_R = keys_RD.square().sum(1) if metric == "l2" else None
         largest = 1.0 if self._square_R is None else float(self._square_R.max()) if len(keys_RD) else 1.0
@@ -86,7 +86,7 @@ class ExactIndex:
         return sorted_neighbours(positions_nC, similarity_nC, k)
 
     def _similarity(self, queries_nD: Tensor, rows_nC: Tensor) -> Tensor:
-        """The similarity of each query with its candidates, each made by itself."""
+        """The similarity of each query with its candidates, each computed separately."""
         count, width = rows_nC.shape[1], self.keys_RD.shape[1]
         out_nC = torch.empty(rows_nC.shape, device=rows_nC.device)
         step = max(1, GATHERED_AT_ONCE // (count * width))

@@ -1,7 +1,7 @@
 """Approximate search with FAISS: inverted lists, product quantization, or any factory string.
 
-Filters are honoured inside the search: by a selector where most rows stay open, by exact search among the few that are
-left where a filter is narrow. A query that still keeps too few looks into more lists, and at last into all.
+Filters are applied inside the search: by a selector if most rows remain, by exact search among the remaining rows if
+the filter is narrow. A query that still finds too few neighbours searches more lists, and finally all of them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gnnlm.retrieval.index import Allowed, Ids, as_keys
 from gnnlm.retrieval.neighbours import Neighbours
 
 Floats = npt.NDArray[np.float32]
-TRAIN_ROWS = 262_144  # a quantizer is trained on so many rows, or on more where it has very many clusters
+TRAIN_ROWS = 262_144  # a quantizer is trained on this many rows, or on more if it has very many clusters
 BATCH = 65_536
-MANY_CLUSTERS = 65_536  # beyond this the clusters themselves are searched through a graph
+MANY_CLUSTERS = 65_536  # beyond this, the clusters themselves are searched through an HNSW graph
 NARROW = 16_384  # a filter that leaves fewer rows than this is searched exactly
 FETCH_AT_ONCE = 2**26  # rows asked of the index in one call, over all queries: 0.8 GB
 
@@ -46,7 +46,7 @@ class FaissIndex:
         return len(self.positions_R)
 
     def search(self, keys_ND: Tensor, k: int, allowed: Allowed | None = None) -> Neighbours:
-        """See `Index.search`; the nearest are found as far as the index finds them."""
+        """See `Index.search`; the search is approximate."""
         k = min(k, len(self))
         if not len(keys_ND) or not k:
             return Neighbours.none(len(keys_ND), k=k)
@@ -62,7 +62,7 @@ class FaissIndex:
     def _search(
         self, keys_ND: Tensor, k: int, barred: tuple[Tensor, Tensor] | None, open_R: npt.NDArray[np.bool_] | None
     ) -> Neighbours:
-        """Fetch, filter, and fetch more for the queries that kept too few."""
+        """Fetch, filter, and fetch more for the queries that have too few left."""
         queries = np.ascontiguousarray(as_keys(keys_ND, self.metric).numpy())
         found = Neighbours.none(len(queries), k=k)
         closed = torch.zeros(len(queries), dtype=torch.long) if barred is None else barred[1] - barred[0] + 1
@@ -81,7 +81,7 @@ class FaissIndex:
                 best = sorted_neighbours(got.positions, got.similarity, k)
                 found.positions[part], found.similarity[part] = best.positions, best.similarity
             short = found.positions[lines, -1] < 0
-            if open_R is not None and probes < self._lists:  # a filter has emptied the lists that were looked into
+            if open_R is not None and probes < self._lists:  # the filter left too few rows in the searched lists
                 lines, probes = lines[short], min(4 * probes, self._lists)
             else:
                 lines = lines[short & (fetch < enough[lines])]
@@ -102,7 +102,7 @@ class FaissIndex:
     def _parameters(self, open_R: npt.NDArray[np.bool_] | None, probes: int) -> Any:
         if open_R is None and probes == self._probes:
             return None
-        library: Any = faiss  # its stubs do not know the keyword arguments of search parameters
+        library: Any = faiss  # its stubs lack the keyword arguments of search parameters
         selector = None if open_R is None else library.IDSelectorBitmap(np.packbits(open_R, bitorder="little"))
         if self._ivf is None:
             return library.SearchParameters(sel=selector)
@@ -120,18 +120,18 @@ class FaissIndex:
 
 
 def training_rows(clusters: int, rows: int) -> int:
-    """How many of its rows an index of so many clusters is trained on."""
+    """How many of its rows an index with `clusters` clusters is trained on."""
     return min(rows, max(TRAIN_ROWS, ROWS_PER_CLUSTER * clusters))
 
 
 def check_index(config: IndexConfig, width: int, rows: int) -> None:
-    """Refuse an index that cannot be built over so many keys of this width, before the long work."""
+    """Refuse, before the long work, an index that cannot be built over `rows` keys of this width."""
     if config.kind != "exact":
         empty_index(config, width, rows)
 
 
 def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
-    """An untrained index of the configured kind, for about so many rows."""
+    """An untrained index of the configured kind, for about `rows` rows."""
     clusters = config.clusters_of(rows)
     cells = f"IVF{clusters}" + ("_HNSW32" if clusters > MANY_CLUSTERS else "")
     factory = f"{cells},Flat" if config.kind == "ivf" else config.kind
@@ -139,17 +139,17 @@ def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
         check_bytes(width, config.bytes, "index.bytes")
         if rows < LEVELS * ROWS_PER_CLUSTER:
             raise ConfigError(
-                f"index.kind ivfpq needs at least {LEVELS * ROWS_PER_CLUSTER:,} rows to learn its codes from, the "
-                f"store has {rows:,}; use exact"
+                f"index.kind ivfpq needs at least {LEVELS * ROWS_PER_CLUSTER:,} rows to learn its codes from, but "
+                f"the store has {rows:,}; use exact"
             )
         factory = f"OPQ{config.bytes},{cells},PQ{config.bytes}"
     try:
-        # L2 between unit vectors ranks as cosine does, and stays right when a transform centres the keys.
+        # L2 between unit vectors gives the same order as cosine, also after a transform that centres the keys.
         index = faiss.index_factory(width, factory, faiss.METRIC_L2)
     except RuntimeError as error:
         raise _unusable(config, width, error) from error
     if isinstance(index, faiss.IndexIDMap | faiss.IndexIDMap2):
-        raise ConfigError(f"index.kind {config.kind!r}: rows are numbered here already; leave IDMap out")
+        raise ConfigError(f"index.kind {config.kind!r}: gnnlm numbers the rows itself; leave out IDMap")
     return index
 
 
@@ -181,7 +181,7 @@ def open_faiss_index(path: Path, keys: npt.NDArray[Any], positions: Tensor, metr
     if ivf is not None:
         ivf.nprobe = min(probes, ivf.nlist)
         quantizer = faiss.downcast_index(ivf.quantizer)
-        if isinstance(quantizer, faiss.IndexHNSW):  # clusters are found through a graph: look at more than are wanted
+        if isinstance(quantizer, faiss.IndexHNSW):  # clusters are found through a graph: examine more than are needed
             quantizer.hnsw.efSearch = max(quantizer.hnsw.efSearch, 2 * ivf.nprobe)
     return FaissIndex(index, keys, positions, metric)
 

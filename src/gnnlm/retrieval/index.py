@@ -1,4 +1,4 @@
-"""What an index is: keys in, neighbours out; and how the configured kind is built and opened.
+"""The interface of an index, and how the configured kind is built and opened.
 
 A key is the state (or the last feed-forward's input), scaled to unit length under cosine. Rows without a token (the
 position past a document's last) are not indexed: there is nothing to copy from them.
@@ -29,8 +29,8 @@ Ids = npt.NDArray[np.int64]
 class Allowed:
     """Which store positions the queries of a search may find.
 
-    `barred` is a range low..high (both included) for each query that is closed to it, [N] each; `positions` says of
-    every position of the store whether any query may find it, [P].
+    `barred` is a range low..high (both included) for each query that it may not find, [N] each; `positions` says for
+    every position of the store whether queries may find it, [P].
     """
 
     barred: tuple[Tensor, Tensor] | None = None
@@ -49,8 +49,8 @@ class Index(Protocol):
     def search(self, keys_ND: Tensor, k: int, allowed: Allowed | None = None) -> Neighbours:
         """The k nearest allowed positions of each query, [N, k], nearest first, ties by position.
 
-        Similarity is the cosine, or minus the squared distance. Where fewer are allowed, the rest is -1 and minus
-        infinity.
+        Similarity is the cosine, or minus the squared distance. If fewer are allowed, the remaining entries are -1 and
+        minus infinity.
         """
         ...
 
@@ -68,7 +68,7 @@ def as_keys(states: Tensor, metric: str) -> Tensor:
 
 
 def keys_of(store: Artifact, split: str) -> npt.NDArray[Any]:
-    """What a split is searched by: its states, or the keys stored beside them."""
+    """The search keys of a split: its states, or the keys stored with them."""
     return store.array(f"{split}.{'states' if store.facts.get('key', 'state') == 'state' else 'keys'}.npy")
 
 

@@ -40,7 +40,7 @@ class Neighbours:
         return self if k >= self.k else Neighbours(self.positions[..., :k], self.similarity[..., :k])
 
     def padded(self, k: int) -> Neighbours:
-        """Exactly k for each query: cut, or filled up with none."""
+        """Exactly k entries for each query: cut, or padded with empty ones."""
         if k <= self.k:
             return self.nearest(k)
         missing = Neighbours.none(*self.positions.shape[:-1], k=k - self.k)

@@ -22,8 +22,8 @@ class LeakageRule:
     """What a train position may not retrieve from its own document.
 
     The state of a window node within `receptive_field` of the query, on either side, has read tokens that
-    the query predicts or has read itself. Windows reach `reach` past their row, so rows within
-    receptive_field + reach are dropped. With `whole_document`, all rows of the document are.
+    the query predicts or has read itself. Windows extend `reach` positions past their row, so rows
+    within receptive_field + reach are dropped. With `whole_document`, all rows of the document are.
     """
 
     receptive_field: int
@@ -53,7 +53,7 @@ class LeakageRule:
 
 @dataclass(frozen=True)
 class Queries:
-    """What a split asks of the index: some of its positions, by their keys, each for k neighbours.
+    """The queries of a split: some of its positions, with their keys, each for k neighbours.
 
     `rule`, where given, bars rows of the split itself, which is then the store. `continuous`: the LM read on from
     document to document.
@@ -71,7 +71,7 @@ class Queries:
         return len(self.positions) == len(self.stream)
 
     def allowed(self, positions: Ids, places: Ids | None) -> Allowed | None:
-        """What these positions may find."""
+        """The store positions that these positions may find."""
         if self.rule is None:
             return None
         number = self.stream.document_of(positions)
@@ -81,7 +81,7 @@ class Queries:
 
 
 def build_tables(draft: Draft, splits: list[Queries], index: Index, rows: int, shard: int) -> Artifact:
-    """A table for each split; `rows` is the store's size, `shard` the queries between two points of resumption."""
+    """A table for each split; `rows` is the store's size, `shard` the number of queries between two commits."""
     for queries in splits:
         if not queries.are_all:
             draft.save(f"{queries.stream.split}.positions.npy", queries.positions)
@@ -100,7 +100,7 @@ def build_tables(draft: Draft, splits: list[Queries], index: Index, rows: int, s
 
 
 def _fill_table(draft: Draft, queries: Queries, index: Index, ids_dtype: np.dtype[Any], shard: int) -> None:
-    """A line for each queried position; goes on from the last whole shard."""
+    """Write a line for each queried position; resumes after the last complete shard."""
     split, rows, keys = queries.stream.split, len(queries.positions), mapped(queries.keys)
     ids = draft.writer(f"{split}.ids.npy", (rows, queries.k), ids_dtype)
     similarity = draft.writer(f"{split}.similarity.npy", (rows, queries.k), np.float32)

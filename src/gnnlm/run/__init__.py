@@ -1,4 +1,4 @@
-"""A run: a config, its directory, which of its stages are done, and the parts they leave."""
+"""A run: a config, its directory, which of its stages are done, and the parts they produced."""
 
 from gnnlm.run.run import Run
 

@@ -1,9 +1,9 @@
-"""What each stage is made from, besides its parents: every choice as it was resolved, not as it was written.
+"""The inputs of each stage apart from its parents: every config value as resolved, not as written.
 
 A field that the config leaves open is recorded with the value that a preset or a parent gives it, so that a changed
-default makes a stage stale. Local text and models are known by their content, so that a path may be written
-differently, and a run be moved. What only the work itself can settle (`lm.start: auto`, `cache.form: auto`) is
-recorded as written.
+default makes a stage stale. Local text and models are identified by their content, so that a path may be spelled
+differently and a run may be moved. Choices that are only made during the build (`lm.start: auto`, `cache.form: auto`)
+are recorded as written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gnnlm.run import Run
 
 WHERE = ("source", "dataset", "train", "valid", "test")  # the fields of the corpus that say where its text is
-Facts = Mapping[str, Mapping[str, Any]]  # of the parents, by their names
+Facts = Mapping[str, Mapping[str, Any]]  # facts of the parents, by name
 
 
 def _section(config: Any, prefix: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -40,14 +40,14 @@ def _corpus_inputs(run: Run, _: Facts) -> dict[str, Any]:
         except CorpusError as error:
             if not was:
                 raise
-            warn(f"{error}; the corpus that was made before is used")
+            warn(f"{error}; the corpus that was built earlier is used")
     section = _section(corpus, "corpus", skip=("data_dir", *WHERE))
     overlap = {"corpus.overlap": corpus.overlap_rule}
     return {**section, **overlap, **text, "seed": run.config.seed, "model files": _model_files(run, was)}
 
 
 def _made_from(run: Run, name: str) -> Mapping[str, Any]:
-    """The inputs of a stage that is made; empty where it is not, or cannot be read."""
+    """The inputs that a stage was built from; empty if it is not built or cannot be read."""
     try:
         inputs: dict[str, Any] = read_manifest(run.path(name))["inputs"]
     except ArtifactError:
@@ -66,7 +66,7 @@ def _model_files(run: Run, was: Mapping[str, Any]) -> str:
     except ModelError:
         if not was:
             raise
-        return str(was["model files"])  # the model is missed when it is needed
+        return str(was["model files"])  # a missing model is reported when it is needed
 
 
 def _lm_inputs(run: Run, facts: Facts) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _encode_inputs(run: Run, _: Facts) -> dict[str, Any]:
 
 
 def _codec_inputs(run: Run, _: Facts) -> dict[str, Any]:
-    idle = () if run.config.codec.kind == "pq" else ("bytes", "train_rows")  # fp16 does not look at these
+    idle = () if run.config.codec.kind == "pq" else ("bytes", "train_rows")  # fp16 does not use these
     return {**_section(run.config.codec, "codec", skip=idle), "seed": run.config.seed}
 
 

@@ -14,7 +14,7 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Hold a run directory, which is made where it is not there; refused while another process holds it."""
+    """Lock a run directory, creating it if needed; refuse while another process holds the lock."""
     if root.exists() and not root.is_dir():
         raise ArtifactError(f"{root} is a file; name a directory (run: in the config)")
     root.mkdir(parents=True, exist_ok=True)
@@ -23,7 +23,7 @@ def locked(root: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ArtifactError(
-                f"another gnnlm is building in {root}; wait for it, or choose another run directory"
+                f"another gnnlm process is building in {root}; wait for it to finish, or choose another run directory"
             ) from None
         except OSError as error:
             raise ArtifactError(
@@ -33,7 +33,7 @@ def locked(root: Path) -> Iterator[None]:
 
 
 def is_locked(root: Path) -> bool:
-    """Whether another process is building there now."""
+    """Whether another process is building in this run directory now."""
     try:
         with (root / LOCK).open("r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

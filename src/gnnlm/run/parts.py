@@ -47,12 +47,12 @@ class Parts:
 
     @cached_property
     def lm(self) -> BaseLM:
-        """The model that is frozen here: the one named, or what was trained in this run."""
+        """The frozen base model: the one that the config names, or the one trained in this run."""
         if "lm" not in self._run.stages:
             return self.source_lm
         made = self._run.artifact("lm")
         lm = load_lm(self._run.config.lm.model_copy(update={"model": str(made.path)}))
-        made.check_in_place()  # it was read by path: refused where another build has taken its place
+        made.check_in_place()  # it was read by path: refuse if another build has replaced it
         return lm
 
     @cached_property
@@ -61,7 +61,7 @@ class Parts:
 
     @cached_property
     def device(self) -> str:
-        """Where the softmax and the GNN predict."""
+        """The device on which the softmax and the GNN run."""
         return "cuda" if self._run.config.train.device == "auto" and torch.cuda.is_available() else "cpu"
 
     @cached_property
@@ -78,7 +78,7 @@ class Parts:
 
     @cached_property
     def store(self) -> Store:
-        """What is looked up: the train text, its states coded where there is a codec."""
+        """The store: the train text, with coded states where there is a codec."""
         coded = open_codec(self._run.artifact("codec"), self.device)
         segment = self.segments["train"]
         return Store([segment if coded is None else segment.coded(coded)])
@@ -93,7 +93,7 @@ class Parts:
         return GraphBuilder(self.store, self._run.config.gnn.left, self._run.config.gnn.right)
 
     def searched(self, split: str) -> SearchedText:
-        """A split with its neighbours; train with the base model's states at first reading, where they were kept."""
+        """A split with its neighbours; for train, with the states of the first reading if they were kept."""
         segment = self.segments[split]
         if split == "train" and (unread := self.unread_states) is not None:
             segment = replace(segment, states_PD=mapped(unread))
@@ -101,7 +101,7 @@ class Parts:
 
     @property
     def unread_states(self) -> Array | None:
-        """The base model's states of train text before it learned from it, by position, where they were kept."""
+        """The base model's states of train text from before it was trained on it, by position; None if not kept."""
         return self._first_reading("states")
 
     def _first_reading(self, what: str) -> Array | None:
@@ -111,7 +111,7 @@ class Parts:
 
     @property
     def unread_positions(self) -> Ids | None:
-        """Train positions that the base model was not trained on, where some were kept from it."""
+        """Train positions whose states predate any training on them; None if there are none."""
         first = self._first_reading("positions")
         if first is not None:
             return np.array(first)
@@ -125,7 +125,7 @@ class Parts:
 
     @cached_property
     def gnn(self) -> GnnModel | None:
-        """The trained network; None in a run without one."""
+        """The trained graph network; None in a run without one."""
         if "train" not in self._run.stages:
             return None
         path = self._run.artifact("train").file("model.safetensors")
@@ -133,7 +133,7 @@ class Parts:
 
     @cached_property
     def cache(self) -> WindowCache | None:
-        """Neighbour states of the trained network, where they are kept."""
+        """Cached neighbour states of the trained network; None if there is no cache."""
         if self.gnn is None:
             return None
         return open_cache(self._run.artifact("cache"), self.gnn, self.store, self.device)

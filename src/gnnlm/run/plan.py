@@ -1,7 +1,7 @@
-"""What a run will build, and the disk, memory and time that it still needs.
+"""Estimates of the disk, memory and time that a run still needs.
 
-Sizes are counted from the config; times come from how fast this machine multiplies matrices, and are right to a factor
-of two or three.
+Sizes are computed from the config. Times are computed from the measured speed of matrix products on this machine, and
+are accurate to a factor of two or three.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from gnnlm.gnn.options import GnnOptions
     from gnnlm.run import Run
 
-DISTINCT = 0.7  # share of the rows that a batch retrieves that are distinct
-PROCESS = 6e8  # bytes that Python, torch and FAISS take themselves
+DISTINCT = 0.7  # share of the retrieved rows of a batch that are distinct
+PROCESS = 6e8  # memory that Python, torch and FAISS need themselves, in bytes
 
 
 @dataclass(frozen=True)
 class Description:
-    """The sizes of a base model and of the graph network on it."""
+    """The sizes of a base model and of its graph network."""
 
     parameters: int
     gnn_parameters: int
@@ -41,7 +41,7 @@ class Description:
 
 
 def describe(run: Run) -> Description:
-    """Count parameters; a model that this program would train is not even allocated."""
+    """Count parameters; a model that is still to be trained is not allocated for this."""
     import torch
 
     from gnnlm.gnn.model import GnnModel
@@ -87,7 +87,7 @@ def vocabulary_size(run: Run) -> int:
         return int(run.artifact("corpus").facts["vocabulary"]["size"])
     if corpus.source is None or not corpus.is_benchmark or corpus.train is not None:
         raise ConfigError(
-            "the vocabulary is not known before the corpus is built; make it first: gnnlm corpus, with this config"
+            "the vocabulary is not known before the corpus is built; build it first: gnnlm corpus, with this config"
         )
     return BENCHMARKS[corpus.source].vocabulary
 
@@ -115,14 +115,14 @@ def amounts(run: Run) -> dict[str, Amount]:
     limits = {split: getattr(corpus, f"max_{split}_tokens") for split in SPLITS}
     if corpus.source is not None and corpus.is_benchmark and corpus.train is None:
         benchmark = BENCHMARKS[corpus.source]
-        documents = benchmark.sentences or (0, 0, 0)  # articles are too few to count
+        documents = benchmark.sentences or (0, 0, 0)  # there are too few articles to matter
         return {
             split: Amount(min(tokens, limits[split] or tokens), some)
             for split, tokens, some in zip(SPLITS, benchmark.tokens, documents, strict=True)
         }
     if any(limit is None for limit in limits.values()):
         raise ConfigError(
-            "the amount of text is not known before the corpus is built; make it first: gnnlm corpus, with this config"
+            "the amount of text is not known before the corpus is built; build it first: gnnlm corpus, with this config"
         )
     return {split: Amount(int(limits[split]), 0) for split in SPLITS}
 
@@ -191,7 +191,7 @@ def _index_need(config: Config, rows: int, width: int, flops: float) -> Need:
     sample = training_rows(clusters, rows)
     compared = (
         25.0 * clusters * sample + _found(config, rows) * rows
-    )  # 25 rounds of k-means; then a cluster for each row
+    )  # 25 rounds of k-means; then each row is assigned to a cluster
     return Need(size, size + 4.0 * sample * width, 2 * width * compared / flops)
 
 
@@ -204,7 +204,7 @@ def _search_need(config: Config, about: Description, text: dict[str, Amount], in
 
 
 def _found(config: Config, rows: int) -> float:
-    """How many clusters a key is compared with to find its own: all, or those on a path through a graph."""
+    """How many clusters a key is compared with to find its own: all, or those on a path through an HNSW graph."""
     from gnnlm.retrieval.faiss_index import MANY_CLUSTERS
 
     clusters = config.index.clusters_of(rows)
@@ -278,9 +278,9 @@ def done_stages(run: Run) -> dict[str, int]:
 
 
 def table_of(needs: dict[str, Need], done: dict[str, int]) -> dict[str, Any]:
-    """The plan as plain values: what each stage still needs, and in all. A done stage needs nothing more.
+    """The plan as plain values: what each stage still needs, and the totals; a finished stage needs nothing more.
 
-    Values are rounded to what a table shows of them before they are added, so that the sums are right there as well.
+    Values are rounded as the table shows them before they are added, so that the totals match the rows shown.
     """
     stages = {}
     for name, need in needs.items():

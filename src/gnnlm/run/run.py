@@ -1,7 +1,7 @@
 """A run: a config, its directory, and which of its stages are done.
 
-A stage is done when its artifact is whole and was made from the same inputs; a stage made from other inputs is
-refused, never silently remade. What the stages are is in `stages.py`.
+A stage is done when its artifact is complete and was built from the same inputs. A stage built from other inputs is
+refused, never silently rebuilt. The stages are defined in `stages.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gnnlm.run.parts import Parts
 
 
-PAUSES = (0.1, 0.3, 1.0)  # seconds before each new try to open a run that is being built
+PAUSES = (0.1, 0.3, 1.0)  # seconds before each new attempt to open a run that is being built
 
 
 class Run:
@@ -39,20 +39,20 @@ class Run:
     root: Path
 
     def __init__(self, config: Config, reading: bool = False) -> None:
-        """`reading`: the run is only used, so its source text may have changed or gone since."""
+        """`reading`: the run is only read, so its source text may have changed or been removed since."""
         if "\0" in config.run:
-            raise ConfigError(f"run: no directory can have a NUL character in its name (got {config.run!r})")
+            raise ConfigError(f"run: a directory name cannot contain a NUL character (got {config.run!r})")
         self.config = config
         self.reading = reading
         self.root = Path(config.run)
-        self.finish_training = False  # a half-done training ends here, with its best step so far
+        self.finish_training = False  # end a half-done training now, with its best step so far
         self._open: dict[str, Artifact] = {}
         self._own_inputs: dict[tuple[str, ...], dict[str, Any]] = {}
         self._alone = False
 
     @cached_property
     def stages(self) -> dict[str, Stage]:
-        """The stages of this run, in order: no base model is trained, and no network, unless the config asks for it."""
+        """The stages of this run, in order; training stages are included only if the config asks for them."""
         left_out = set() if self.config.lm.is_trained else {"lm"}
         left_out |= set() if self.config.gnn.layers else {"train", "cache"}
         return {
@@ -64,7 +64,7 @@ class Run:
     # -- state ---------------------------------------------------------------------------------------------
 
     def inputs(self, stage: Stage) -> dict[str, Any] | None:
-        """What the stage would be made from now; None while a parent is not there."""
+        """What the stage would be built from now; None while a parent does not exist."""
         try:
             parents = {parent: self._manifest(parent) for parent in stage.parents}
         except ArtifactError:
@@ -77,13 +77,13 @@ class Run:
         return {**self._own_inputs[key], **{f"artifact {parent}": found for parent, found in made_of.items()}}
 
     def _manifest(self, name: str) -> dict[str, Any]:
-        """Of what is open here, or else of what is in its place now."""
+        """The manifest of the opened artifact, or else of the one on disk."""
         return self._open[name].manifest if name in self._open else read_manifest(self.path(name))
 
     def state(self, stage: Stage, known: dict[str, State] | None = None) -> State:
-        """Stale is what was made from other inputs, or depends on something that is not done.
+        """The state of a stage: stale if it was built from other inputs, or if a dependency is not done.
 
-        `known` holds states that were found before, so that none is looked for twice.
+        `known` caches states that were already determined.
         """
         known = {} if known is None else known
         for parent in stage.parents:
@@ -99,9 +99,9 @@ class Run:
         return self.root / STAGES[name].folder
 
     def artifact(self, name: str) -> Artifact:
-        """The whole, verified and current artifact of a stage, and with it everything that it depends on.
+        """Open the complete, verified and current artifact of a stage, and everything that it depends on.
 
-        What is open here belongs together: an artifact is taken only if it was made from its opened parents.
+        Opened artifacts belong together: one is accepted only if it was built from its opened parents.
         """
         if name not in self._open:
             stage = self._stage(name)
@@ -110,7 +110,7 @@ class Run:
             state = self.state(stage)
             if state in ("missing", "half-done"):
                 raise ArtifactError(
-                    f"{self.path(name)} is {state}; make it first: gnnlm {self._command(stage)}, with the same config"
+                    f"{self.path(name)} is {state}; build it first: gnnlm {self._command(stage)}, with the same config"
                 )
             artifact = Artifact.open(self.path(name))
             if artifact.inputs != self.inputs(stage):
@@ -121,8 +121,8 @@ class Run:
     def open_all(self, name: str = "tune") -> Artifact:
         """Open a stage and everything it depends on at once, for reading.
 
-        While another process replaces artifacts they may not fit together, or be gone for a moment: that is tried
-        again, and refused where it lasts.
+        While another process replaces artifacts, they may not fit together, or may be missing for a moment: opening is
+        then tried again, and refused if the problem lasts.
         """
         for pause in (0.0, *PAUSES):
             time.sleep(pause)
@@ -133,10 +133,10 @@ class Run:
                 self._own_inputs.clear()
                 if pause and not is_locked(self.root):
                     raise
-        raise ArtifactError(f"another gnnlm is building in {self.root}; open it when that has finished")
+        raise ArtifactError(f"another gnnlm process is building in {self.root}; open the run when it has finished")
 
     def why(self, stage: Stage, state: State) -> str:
-        """What is wrong with a stage that is stale or damaged; empty for any other."""
+        """What is wrong with a stale or damaged stage; empty for any other."""
         if state not in ("stale", "damaged"):
             return ""
         if found := damage(self.path(stage.name)):
@@ -150,7 +150,7 @@ class Run:
         found = self.why(stage, "stale")
         return (
             f"{self.path(stage.name)} was made from other inputs: {found}; gnnlm run with the same config and "
-            "--rebuild replaces all that is stale, another run directory (run: in the config) keeps both"
+            "--rebuild replaces everything that is stale, another run directory (run: in the config) keeps both"
         )
 
     def _command(self, stage: Stage) -> str:
@@ -161,7 +161,7 @@ class Run:
     # -- building ------------------------------------------------------------------------------------------
 
     def build(self, name: str, rebuild: bool = False) -> Artifact:
-        """Make one stage, or find it done. With `rebuild`, make it even so."""
+        """Build one stage unless it is done; with `rebuild`, build it in any case."""
         stage = self._stage(name)
         for parent in stage.parents:
             self.artifact(parent)
@@ -188,18 +188,21 @@ class Run:
 
     def _found(self, name: str) -> Artifact:
         artifact = self.artifact(name)
-        say(f"{name}: done already")
+        say(f"{name}: already done")
         return artifact
 
     def _stage(self, name: str) -> Stage:
         if name not in self.stages:
             if name != "lm":
-                raise ConfigError(f"this run has no graph network, so no {name} stage: set gnn.layers to 1 or more")
-            raise ConfigError("this run uses its model as it came: set lm.model to scratch, or lm.finetune.kind")
+                raise ConfigError(f"this run has no graph network, and so no {name} stage; set gnn.layers to 1 or more")
+            raise ConfigError(
+                "this run uses its base model without training; set lm.model to scratch, or lm.finetune.kind to full "
+                "or lora"
+            )
         return self.stages[name]
 
     def build_all(self, rebuild: bool = False) -> Artifact:
-        """Make every stage that is not done, and the report. With `rebuild`, replace what is stale or damaged."""
+        """Build every stage that is not done, and the report; with `rebuild`, replace what is stale or damaged."""
         whole = all(self._is_whole(name) for name in self.stages)
         with nullcontext() if whole else self._building():
             for name in self.stages:
@@ -211,14 +214,14 @@ class Run:
         return artifact
 
     def fork(self, config: Config) -> list[str]:
-        """Begin the run of another config with the stages of this one that it leaves valid; their names.
+        """Start the run of another config from the stages of this run that it leaves valid; returns their names.
 
         Files are linked where the file system can, else copied. Artifacts are replaced, never written to, so runs
         that share files do not disturb each other.
         """
         new, kept = Run(config), []
         if new.root.exists() and (not new.root.is_dir() or any(new.root.iterdir())):
-            raise ArtifactError(f"{new.root} is there already; name a directory that is not")
+            raise ArtifactError(f"{new.root} already exists; name a new directory")
         with new._building():
             save_config(config)
             for name, stage in self.stages.items():
@@ -240,7 +243,7 @@ class Run:
         return True
 
     def _forget_from(self, name: str) -> None:
-        """Close a stage that was replaced, all that come after it, and the parts that were made of them."""
+        """Close a replaced stage, all stages after it, and the parts that were loaded from them."""
         order = list(self.stages)
         opened = [later for later in order[order.index(name) :] if self._open.pop(later, None) is not None]
         for part, kind in vars(Run).items() if opened else ():
@@ -249,7 +252,7 @@ class Run:
 
     @contextmanager
     def _building(self) -> Iterator[None]:
-        """Nobody else builds in the run directory meanwhile, and what is said is logged there."""
+        """Lock the run directory against other builders, and log messages to it."""
         if self._alone:
             yield
             return
@@ -266,7 +269,7 @@ class Run:
 
     @cached_property
     def parts(self) -> Parts:
-        """What the finished stages left, loaded when first needed."""
+        """The parts that the finished stages produced, loaded when first needed."""
         from gnnlm.run.parts import Parts
 
         return Parts(self)

@@ -1,7 +1,7 @@
-"""The stages: how each is built, and where it leaves its artifact. What each is made from is in `inputs.py`.
+"""The stages: how each is built, and where its artifact is stored.
 
-Wiring only, and the one place that knows every part. Parts are imported when a stage is built, so that importing
-this is light.
+This module only connects the other packages, and is the one place that knows all of them. They are imported when a
+stage is built, so that importing this module is cheap. The inputs of each stage are in `inputs.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stage:
     help: str
 
 
-# -- how each stage is built: wiring only ---------------------------------------------------------------------
+# -- how each stage is built ----------------------------------------------------------------------------------
 
 
 def _build_corpus(run: Run, draft: Draft) -> Artifact:
@@ -53,12 +53,14 @@ def _build_lm(run: Run, draft: Draft) -> Artifact:
 
     config, seed, parts = run.config.lm, run.config.seed, run.parts
     if (device := torch.device(usable_device(config.device))).index is not None:
-        torch.cuda.set_device(device)  # what accelerate takes
+        torch.cuda.set_device(device)  # the device that accelerate uses
     with tensorboard(run.root / "tensorboard" / "lm") as log:
         fitting = _fitting(run, draft, log, config.device)
         if config.model != SCRATCH:
             if not isinstance(parts.source_lm, HFModel):
-                raise ModelError("lm.finetune is for Hugging Face models; train one of ours with lm.model: scratch")
+                raise ModelError(
+                    "lm.finetune works with Hugging Face models only; to train a native model, set lm.model to scratch"
+                )
             return finetune_hf(fitting, parts.source_lm, parts.streams, config.finetune)
         vocabulary = load_vocabulary(run.artifact("corpus").path)
         assert vocabulary is not None
@@ -76,7 +78,7 @@ def _fitting(run: Run, draft: Draft, log: Log, device: str) -> Fitting:
 
 
 def _warn_of_positions(config: LMConfig) -> None:
-    """A model with absolute positions knows only those that it was trained on."""
+    """Warn if a model with absolute positions would be read at positions that it was not trained on."""
     from gnnlm.lm.architecture import PRESETS
 
     absolute = config.model == SCRATCH and PRESETS[config.architecture.preset][0] == "adaptive"
@@ -95,7 +97,7 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
 
     config, lm, streams = run.config, run.parts.lm, run.parts.streams
     _warn_of_positions(config.lm)
-    options = resolve_options(config.gnn, lm.width)  # what cannot work later is refused before the long work
+    options = resolve_options(config.gnn, lm.width)  # refuse before the long work what could not work later
     if config.codec.kind == "pq":
         check_bytes(lm.width, config.codec.bytes, "codec.bytes")
     if config.cache.dtype == "pq":
@@ -231,7 +233,7 @@ STAGES: dict[str, Stage] = {
             "search",
             ("corpus", "encode", "index"),
             _build_tables,
-            "Find the neighbours of every position.",
+            "Look up the neighbours of every position.",
         ),
         Stage("train", "gnn", ("encode", "codec", "search"), _build_gnn, "Train the graph network."),
         Stage(
@@ -239,7 +241,7 @@ STAGES: dict[str, Stage] = {
             "cache",
             ("encode", "codec", "search", "train"),
             _build_cache,
-            "Store what the trained network reads of every row, so that scoring need not compute it.",
+            "Precompute the trained network's neighbour states, so that scoring need not compute them.",
         ),
         Stage(
             "tune", "tune", ("encode", "search", "train", "cache"), _build_tuning, "Choose k, T and lambda on valid."

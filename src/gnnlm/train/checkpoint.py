@@ -1,4 +1,4 @@
-"""What is kept of a training while it runs: its record, its last checkpoint and its best step."""
+"""What a training saves while it runs: its record, its last checkpoint and its best step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Best(TypedDict):
 
 @dataclass
 class Record:
-    """What a training knows besides its tensors; the draft's notes hold it between tries."""
+    """The progress of a training apart from its tensors; saved in the draft's notes."""
 
     history: list[Entry] = field(default_factory=list)
     best: Best = field(default_factory=lambda: Best(step=0, loss=math.inf))
@@ -38,11 +38,11 @@ class Record:
     recent: list[float] = field(default_factory=list)  # losses of the last steps since a validation
     seconds: float = 0.0  # in all, validation included
     validation_seconds: float = 0.0
-    stopped: int | None = None  # steps done when the user stopped it for good
+    stopped: int | None = None  # steps done when the user ended the training
 
     @classmethod
     def of(cls, draft: Draft) -> Record:
-        """The record that a draft's last commit holds; a fresh one where there is none."""
+        """The record of a draft's last commit, or a new record if there is none."""
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in draft.notes.items() if name in known})
 
@@ -50,7 +50,7 @@ class Record:
         return bool(self.history) and self.history[-1]["step"] == step
 
     def add(self, step: int, loss: float, losses: dict[str, float]) -> bool:
-        """Enter a validation; whether it is the best so far."""
+        """Add a validation; returns whether it is the best so far."""
         self.history.append({"step": step, **losses, "loss": self.loss})
         self.recent = []
         better = loss < self.best["loss"]
@@ -97,7 +97,7 @@ class Checkpoints:
                     shutil.rmtree(old)
 
     def restore(self) -> int:
-        """Load the last checkpoint; the number of steps done."""
+        """Load the last checkpoint; returns the number of steps done."""
         step = self.record.checkpoint
         folder = self.draft.folder / f"checkpoint-{step}"
         load_tensors(self.task.model, folder / "model.safetensors")

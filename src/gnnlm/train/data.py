@@ -94,7 +94,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Start:
-    """The token that is read before a text; `always`: before every piece of it as well."""
+    """The token that is read before a text; with `always`, also before every piece of it."""
 
     token: int
     always: bool = False

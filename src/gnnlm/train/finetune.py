@@ -1,9 +1,9 @@
 """Fine-tuning a pretrained model on the corpus it will look up: all weights, or LoRA.
 
 A model that was trained on the whole store has memorised it: its states predict the training text far better than
-they predict any other text, and a graph network trained on them learns to do nothing. The network therefore learns on
-text that the model has not been trained on: on train documents held out from fine-tuning, or on the states that the
-model had of each document when it first read it, which fine-tuning computes anyway.
+they predict any other text, and a graph network trained on them learns to do nothing. The network is therefore trained
+on text that the model has not been trained on: on train documents held out from fine-tuning, or on the states that the
+model computed for each document when it first read it, which fine-tuning computes anyway.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
         return set()
     if count < 2:
         raise ConfigError(
-            f"lm.finetune.held_out needs at least two train documents (got {count}); set it to 0, or give more"
+            f"lm.finetune.held_out needs at least two train documents (got {count}); set it to 0, or add documents"
         )
     order = sorted(range(count), key=lambda n: hashlib.sha256(f"{seed}:unread:{n}".encode()).digest())
     lengths = (stream.starts[1:] - stream.starts[:-1]).tolist()
@@ -59,8 +59,8 @@ def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
 class FirstReadings:
     """The states of train positions when the model first read them, before it learned from them.
 
-    A file of all positions; those that were not kept are zero. A step writes at the positions it reads, so a step that
-    is repeated after a crash writes the same again.
+    The file has all positions; those that were not kept are zero. A step writes to the positions it reads, so a step
+    that is repeated after a crash writes the same states again.
     """
 
     def __init__(self, folder: Path, rows: int, model: Any, pieces: Pieces, settle: float) -> None:
@@ -84,7 +84,7 @@ class FirstReadings:
         seen: list[Tensor] = []
         hook = self._output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
         try:
-            if self._drops_out:  # the states under dropout are not those of prediction: read once more
+            if self._drops_out:  # states under dropout are not those of prediction: read again without it
                 self._read(number)
                 hook.remove()
             yield
@@ -101,12 +101,12 @@ class FirstReadings:
         self._model.train()
 
     def finish(self, batches: int) -> npt.NDArray[np.int64]:
-        """The positions kept in the first so many batches, in order."""
+        """The positions kept in the first `batches` batches, in order."""
         self._states.flush()
         bounds = [self._pieces.bounds(number) for number in self._kept if number < batches]
         if not bounds:
             raise TrainingError(
-                f"fine-tuning stopped after batch {batches}, and lm.finetune.settle keeps states for the GNN only from "
+                f"fine-tuning stopped after batch {batches}, but lm.finetune.settle keeps states for the GNN only from "
                 f"batch {self._kept.start + 1} on; train longer, or lower lm.finetune.settle"
             )
         return np.sort(np.concatenate([np.arange(begin, end) for begin, end in np.concatenate(bounds).tolist()]))
@@ -122,7 +122,7 @@ def with_lora(model: Any, config: FinetuneConfig) -> Any:
     try:
         import peft
     except ImportError:
-        raise ModelError("lm.finetune.kind lora needs pip install 'gnnlm[lora]'") from None
+        raise ModelError("lm.finetune.kind lora needs peft; install it: pip install 'gnnlm[lora]'") from None
     lora = peft.LoraConfig(
         r=config.rank, lora_alpha=config.alpha, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.0
     )

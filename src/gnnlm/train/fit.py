@@ -2,7 +2,7 @@
 
 Every step is a function of (seed, step, weights, optimizer state, what the task carries): the step seeds data order
 and dropout, the schedule is a formula. A checkpoint is therefore these tensors and a step number, and a training that
-was interrupted ends in the same weights as one that was not.
+was interrupted ends with the same weights as one that was not.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CHECKPOINT_SECONDS = 600.0  # a crash loses no more than this, however far apart
 
 @dataclass(frozen=True)
 class Fitting:
-    """Where a training is kept, and how it runs and stops.
+    """Where a training is stored, and how it runs and stops.
 
-    A file at `stop_file` ends it after the step in flight, with the best step so far; `finish` does so before another
-    step is taken.
+    If a file appears at `stop_file`, training ends after the current step and keeps the best step so far; `finish` ends
+    it before the next step.
     """
 
     draft: Draft
@@ -53,11 +53,11 @@ class Fitted:
 
 
 def fit(fitting: Fitting, task: Task, optimizer: torch.optim.Optimizer, plan: Plan) -> Fitted:
-    """Train, validate, keep the best; resumes from the draft's last checkpoint."""
+    """Train, validate and keep the best step; resumes from the draft's last checkpoint."""
     record = Record.of(fitting.draft)
     if fitting.finish:
         if not fitting.draft.resumed:
-            raise TrainingError("expected a half-done training to finish, found none; train first, without --finish")
+            raise TrainingError("there is no half-done training to finish; train first, without --finish")
         record.stopped = record.checkpoint
     else:
         _Loop(fitting, task, optimizer, plan, record).run()
@@ -70,7 +70,7 @@ def _tell_stopped(plan: Plan, record: Record, step: int) -> None:
     best = record.best["step"]
     say(f"{plan.label}: stopped at step {step} of {plan.steps}, as you asked; keeping step {best}, the best so far")
     if best == 0:
-        warn(f"{plan.label}: no step was validated better than the untrained model, which is what is kept")
+        warn(f"{plan.label}: no validated step was better than the untrained model, so the untrained model is kept")
 
 
 def _facts(record: Record, plan: Plan, model: nn.Module) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class _Interrupted(Exception):
 
 
 class _Loop:
-    """One try at a training, from its last checkpoint to its end or to an interruption."""
+    """One attempt at a training, from its last checkpoint to its end or to an interruption."""
 
     def __init__(
         self, fitting: Fitting, task: Task, optimizer: torch.optim.Optimizer, plan: Plan, record: Record
@@ -166,14 +166,14 @@ class _Loop:
         self.track.advance(self.plan.tokens, note=f"loss {self.record.loss:.3f} {task.note(step)}".rstrip())
 
     def _validate(self, step: int) -> None:
-        """Validate, enter the result and save; a signal meanwhile leaves the validation to the next try."""
+        """Validate, record the result and save; after a signal, the next attempt repeats the validation."""
         plan, record = self.plan, self.record
         began = time.monotonic()
         try:
             found = self._validation(step)
         except _Interrupted:
             self._obey_signals(step)
-            return self._validate(step)  # whoever took the signal wants the training to go on
+            return self._validate(step)  # the signal's handler chose to continue training
         if not math.isfinite(found.loss):
             raise self._diverged(f"the validation loss is {found.loss}", step)
         better = record.add(step, found.loss, found.history)
@@ -204,7 +204,7 @@ class _Loop:
         self.checkpoints.save(step)
 
     def _obey_signals(self, step: int) -> None:
-        """Save the step and let a pending signal through."""
+        """If a signal is pending, save the step and deliver the signal."""
         if self.signals.pending is None:
             return
         if self.record.history:  # before the first validation there is nothing to save
@@ -216,7 +216,7 @@ class _Loop:
     def _begin_stopping(self) -> None:
         file = self.fitting.stop_file
         if file is not None:
-            file.unlink(missing_ok=True)  # left from another training
+            file.unlink(missing_ok=True)  # left over from another training
             say(f"{self.plan.label}: to stop early with the best step so far, create the file {file}")
 
     def _asked_to_stop(self) -> bool:

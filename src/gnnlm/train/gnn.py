@@ -1,4 +1,4 @@
-"""Training the graph network in front of a frozen softmax; the base model is not even loaded."""
+"""Training the graph network in front of a frozen softmax, without loading the base model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_optimizer(model: GnnModel, config: TrainConfig) -> torch.optim.Optimize
 
 @dataclass(frozen=True)
 class Curriculum:
-    """The k of every step, looked up in the phases, so that a step takes no memory.
+    """The k of every step, computed from the phases, so that long curricula take no memory.
 
     >>> ks = Curriculum((Phase(k=32, steps=2), Phase(k=128, steps=1)))
     >>> [ks[step] for step in range(len(ks))], ks[-1]
@@ -148,7 +148,7 @@ class GnnTask:
 
 @dataclass(frozen=True)
 class Texts:
-    """What is learned from, and what is validated on."""
+    """The text that is trained on, and the text that is validated on."""
 
     train: SearchedText
     valid: SearchedText
@@ -157,7 +157,7 @@ class Texts:
 def train_gnn(
     fitting: Fitting, model: GnnModel, head: Head, graphs: GraphBuilder, texts: Texts, config: TrainConfig
 ) -> Artifact:
-    """Train on the positions that were looked up, validate, keep the best."""
+    """Train on the positions with neighbours, validate, and keep the best step."""
     ks = Curriculum(config.curriculum)
     plan = Plan(
         config=config,

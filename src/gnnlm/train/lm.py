@@ -1,7 +1,7 @@
 """Training a base model on its corpus, from scratch or from a pretrained one.
 
-Where the LM reads on from document to document, the data is one long text: in blocks, or in lanes for a model with
-memory. Otherwise every document is read by itself.
+If the LM reads on from document to document, the data is one long text: in blocks, or in lanes for a model with
+memory. Otherwise every document is read separately.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Batches = TextBlocks | Lanes | Pieces
 
 @dataclass(frozen=True)
 class ValidText:
-    """The held-out text: so many batches, and the tokens in them."""
+    """The held-out text: the number of batches, and the tokens in them."""
 
     batches: Batches
     count: int
@@ -52,7 +52,7 @@ class Losses(Protocol):
 
 
 def native_losses(model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]:
-    """For this program's own models."""
+    """The losses of native models."""
     out = model(read, past)
     real = wanted != IGNORED
     head: Any = getattr(model, "module", model).head
@@ -60,7 +60,7 @@ def native_losses(model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> 
 
 
 def hf_losses(model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]:
-    """For transformers models."""
+    """The losses of transformers models."""
     logits = model(input_ids=read, use_cache=False).logits
     real = wanted != IGNORED
     return F.cross_entropy(logits[real].float(), wanted[real], reduction="none"), None
@@ -173,7 +173,7 @@ def adam(trained: list[nn.Parameter], config: FitConfig) -> torch.optim.Optimize
 def train_native(
     fitting: Fitting, model: NativeModel, vocabulary: Vocabulary, streams: dict[str, Stream], lm: LMConfig
 ) -> Artifact:
-    """Train a model of this program on its corpus; the artifact is a directory that `load_lm` reads."""
+    """Train a native model on its corpus; the artifact is a directory that `load_lm` reads."""
     config, start, stream = lm.train, Start(vocabulary.start), streams["train"]
     segment = model.options.segment if isinstance(model, TransformerXL) and lm.continuous else None
     batches: Batches

@@ -15,7 +15,7 @@ def tensorboard(folder: Path) -> Iterator[Callable[[str, float, int], None]]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        warn("training curves are not logged: that needs pip install 'gnnlm[tensorboard]'")
+        warn("training curves are not logged; to log them: pip install 'gnnlm[tensorboard]'")
         yield lambda name, value, step: None
         return
     say(f"training curves: tensorboard --logdir {folder}")

@@ -1,4 +1,4 @@
-"""The plan of a training: how many steps, the learning rate of each, and when it validates."""
+"""The plan of a training: the number of steps, the learning rate of each, and when to validate."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gnnlm.config.section import Training
 class Plan:
     """How long, how fast, and how often to validate.
 
-    `tokens` is about how many tokens a step reads, for the progress line; `section` is where the config sets all this,
-    for advice.
+    `tokens` is about how many tokens a step reads, for the progress line; `section` is the config section that sets the
+    plan, for error messages.
     """
 
     config: Training
@@ -41,7 +41,7 @@ class Plan:
         return lr * (1 - done if self.schedule == "linear" else 1.0)
 
     def validates_after(self, step: int) -> bool:
-        """Whether a validation follows when this many steps are done."""
+        """Whether to validate when this many steps are done."""
         return step % self.config.validate_every == 0 or step == self.steps
 
     def validations_left(self, step: int) -> int:

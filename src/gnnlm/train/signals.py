@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while training: held back until the step in flight is done and saved."""
+"""Ctrl-C and SIGTERM during training: held back until the current step is done and saved."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from types import FrameType, TracebackType
 from typing import Any
 
 HELD = (signal.SIGINT, signal.SIGTERM)
-NOTICE = b"\nstopping after this step, which is then saved (press Ctrl-C again to stop at once)\n"
+NOTICE = b"\nstopping after this step, which will be saved (press Ctrl-C again to stop at once)\n"
 
 
 class HeldSignals:
-    """Within the block the first signal only sets `pending`; a second one takes effect at once.
+    """Within the block, the first signal only sets `pending`; a second one takes effect at once.
 
-    Signals reach the main thread alone, so in any other thread nothing is held. An ignored signal stays ignored.
+    Signals reach only the main thread, so in any other thread nothing is held. An ignored signal stays ignored.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class HeldSignals:
         self._restore()
 
     def release(self) -> None:
-        """Let a signal that was held take effect; does nothing where there was none."""
+        """Deliver a held signal, if there is one."""
         if self.pending is not None:
             self._deliver(self.pending)
 

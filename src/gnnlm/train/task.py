@@ -1,4 +1,4 @@
-"""What the training loop asks of the thing it trains."""
+"""The interface between the training loop and what it trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Report = Callable[[int, int], None]  # tokens done, of how many
 
 @dataclass(frozen=True)
 class Validation:
-    """The loss to minimize, the losses that enter the history with it, and a summary for people."""
+    """The loss to minimize, the losses recorded in the history with it, and a summary for the progress line."""
 
     loss: float
     history: dict[str, float]
@@ -45,11 +45,11 @@ class Task(Protocol):
         ...
 
     def note(self, step: int) -> str:
-        """A word about the step, for the progress line."""
+        """A short note about the step, for the progress line."""
         ...
 
     def save(self, path: Path) -> None:
-        """Write what is kept of the best step, in a folder of its own."""
+        """Write the files of the best step into a folder of their own."""
 
     def carried(self) -> dict[str, Tensor]:
         """Tensors other than the weights that the next step depends on."""
