@@ -105,7 +105,7 @@ class OpenBook:
         self,
         tokens: Sequence[Sequence[int]],
         past: Past | None = None,
-        wanted: Collection[str] = ("gnn_knn",),
+        wanted: Collection[str] | None = None,
         allowed: Allowed | None = None,
         k: int = 0,
     ) -> tuple[Prediction, Past]:
@@ -113,8 +113,10 @@ class OpenBook:
 
         Without a past, the texts start here, and the first prediction of each is for its first token: [B, T + 1]. Texts
         may get different numbers of tokens; they are padded on the right, and `Prediction.real` is false at padding.
-        `wanted` names the predictors whose states are computed; at least `k` neighbours are looked up.
+        `wanted` names the predictors whose states are computed, without it the book's best; at least `k` neighbours
+        are looked up.
         """
+        wanted = self.predictor.names[-1:] if wanted is None else wanted
         self.predictor.check(wanted)
         self._check_tokens(tokens)
         gnn = any(STATE_OF[name] == "gnn" for name in wanted)
