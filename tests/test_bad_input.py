@@ -32,7 +32,7 @@ def copy_of(run: Run, place: Path) -> Path:
     [
         ({"corpus": {"source": "no/such/folder"}}, "no/such/folder does not exist"),
         ({"lm": {"model": "no/such/model/here"}}, "expected a model directory"),
-        ({"lm": {"model": "no-such/model"}}, "not to be had from the hub"),
+        ({"lm": {"model": "no-such/model"}}, "could not be downloaded from the hub"),
         ({"lm": {"window": 4096}}, "reads at most 256"),
         ({"lm": {"start": "<nothing>"}}, "is not a token of this model"),
         ({"gnn": {"layer": 2}}, "unknown key gnn.layer; did you mean gnn.layers?"),

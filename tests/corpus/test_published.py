@@ -195,7 +195,7 @@ def test_enwik8_that_is_not_is_refused(enwik8: Path) -> None:
 
 
 def test_without_a_folder_and_offline_it_says_what_to_do() -> None:
-    with pytest.raises(CorpusError, match=r"wikitext-103 is not here and not to be had from the hub .* --data-dir"):
+    with pytest.raises(CorpusError, match=r"wikitext-103 was not found here and could not be downloaded .* --data-dir"):
         read_benchmark("wikitext-103", None)
 
 
@@ -314,6 +314,27 @@ def build_with_lm(folder: Path, **config: Any) -> Artifact:
         return build_corpus(draft, CorpusConfig(**config), seed=0, lm=lambda: (Characters(), 100))
 
 
+def test_no_script_of_a_dataset_is_run_or_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions of datasets ask on the terminal unless they are told not to."""
+    datasets = pytest.importorskip("datasets")
+    told: list[object] = []
+
+    def load(*_: object, trust_remote_code: object = None, **__: object) -> object:
+        told.append(trust_remote_code)
+        return datasets.Dataset.from_dict({"text": ["a"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    hub.load_split("some/dataset", None, "train")
+    hub.load_split("some/dataset", "one", "train", converted=True)
+    assert told == [False, False]
+    monkeypatch.undo()
+    (tmp_path / "scripted").mkdir()
+    (tmp_path / "scripted" / "scripted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(CorpusError, match="cannot be loaded"):
+        hub.load_split(str(tmp_path / "scripted"), None, "train")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_datasets_that_will_not_do(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": ["a", "b", "c"]}).save_to_disk(tmp_path / "one")
@@ -321,5 +342,5 @@ def test_datasets_that_will_not_do(tmp_path: Path) -> None:
         build_with_lm(tmp_path, dataset=str(tmp_path / "one"), source=None)
     numbers = datasets.Dataset.from_dict({"text": [1, 2, 3]})
     datasets.DatasetDict(train=numbers, validation=numbers, test=numbers).save_to_disk(tmp_path / "numbers")
-    with pytest.raises(CorpusError, match="is no text"):
+    with pytest.raises(CorpusError, match="is not text"):
         build_with_lm(tmp_path, dataset="numbers", data_dir=str(tmp_path), source=None)

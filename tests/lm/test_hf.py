@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,37 @@ def test_streaming_and_keys(family: str) -> None:
         torch.testing.assert_close(torch.cat(got, 1), want, rtol=1e-3, atol=1e-4)
 
 
+def test_keys_of_two_threads_do_not_mix() -> None:
+    lm = HFModel(random_model("llama"), make_tokenizer())
+    texts = [torch.randint(0, 256, (2, 7)), torch.randint(0, 256, (2, 7))]
+    want = [lm.encode_keys(text)[1] for text in texts]
+
+    def read(number: int) -> bool:
+        return all(torch.equal(lm.encode_keys(texts[number])[1], want[number]) for _ in range(100))
+
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(read, range(2))) == [True, True]
+    finally:
+        sys.setswitchinterval(switching)
+
+
+def test_keys_of_an_unknown_feed_forward_layer() -> None:
+    model = random_model("llama")
+    lm = HFModel(model, make_tokenizer())
+    for layer in model.model.layers:
+        layer.strange = layer.mlp
+        del layer.mlp
+        layer.forward = lambda states, *_, **__: states
+    other = HFModel(model, make_tokenizer())
+    assert other.encode(torch.arange(5)[None]).shape == (1, 5, 32)
+    with pytest.raises(ModelError, match=r"none of the names mlp, .*; use store\.key: state"):
+        other.encode_keys(torch.arange(5)[None])
+    assert copy.deepcopy(lm.model) is not lm.model  # LoRA copies models, hooks and all
+
+
 def test_a_model_with_unknown_logits_is_refused() -> None:
     class Odd(transformers.LlamaForCausalLM):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,12 +158,12 @@ def test_head_survives_saving(tmp_path: Path) -> None:
 
 def test_start_token() -> None:
     tokenizer = make_tokenizer()
-    assert hf._start_token(tokenizer, "auto") == tokenizer.bos_token_id
-    assert hf._start_token(tokenizer, "</s>") == tokenizer.eos_token_id
+    assert hf._start_token(tokenizer, "auto", 300) == tokenizer.bos_token_id
+    assert hf._start_token(tokenizer, "</s>", 300) == tokenizer.eos_token_id
     with pytest.raises(ModelError, match="'nope' is not a token"):
-        hf._start_token(tokenizer, "nope")
+        hf._start_token(tokenizer, "nope", 300)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|endoftext|>"]})
-    assert hf._start_token(tokenizer, "auto") == tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    assert hf._start_token(tokenizer, "auto", 300) == tokenizer.convert_tokens_to_ids("<|endoftext|>")
 
 
 def test_tokenize_gives_offsets(tiny_lm_dir: Path) -> None:
@@ -141,7 +175,7 @@ def test_tokenize_gives_offsets(tiny_lm_dir: Path) -> None:
 
 
 def test_unknown_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="not to be had from the hub"):
+    with pytest.raises(ModelError, match="could not be downloaded from the hub"):
         resolve_model("no-such-org/no-such-model")
     with pytest.raises(ModelError, match="expected a model directory"):
         resolve_model(str(tmp_path / "missing"))
@@ -157,7 +191,7 @@ def test_damaged_model_is_one_line(tiny_lm_dir: Path, tmp_path: Path) -> None:
 
     broken = shutil.copytree(tiny_lm_dir, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged or cut short"):
         load_lm(LMConfig(model=str(broken), window=32, context=8))
 
 

@@ -30,6 +30,8 @@ def test_it_reads_english(model: str) -> None:
     tokens, offsets = lm.tokenize(TEXT)
     assert "".join(lm.piece(t) for t in tokens) == TEXT
     assert offsets[0] == 0
+    odd = "10 € für Ωmega 🙂"
+    assert b"".join(lm.bytes_of(t) for t in lm.tokenize(odd)[0]).decode() == lm.detokenize(lm.tokenize(odd)[0]) == odd
     assert lm.piece(lm.start_token) == "<|endoftext|>"
 
     def perplexity(tokens: list[int]) -> float:

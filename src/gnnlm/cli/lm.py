@@ -15,7 +15,7 @@ from gnnlm.progress import say, warn
 from gnnlm.run import Run
 
 lm = typer.Typer(help="Base models: train, fine-tune, convert, describe.", no_args_is_help=True, rich_markup_mode=None)
-convert = typer.Typer(help="Make models of other programs' weights.", no_args_is_help=True, rich_markup_mode=None)
+convert = typer.Typer(help="Convert other programs' checkpoints.", no_args_is_help=True, rich_markup_mode=None)
 lm.add_typer(convert, name="convert")
 
 
@@ -87,7 +87,7 @@ def fairseq(
     model: Checkpoint,
     out_: Out,
     dictionary: Annotated[Path | None, typer.Option("--dict", metavar="FILE", help="fairseq's dict.txt.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads, where the checkpoint does not tell.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads, if the checkpoint does not say.")] = None,
 ) -> None:
     """An adaptive-input language model of fairseq (adaptive_lm_wiki103.v2, adaptive_lm_gbw_huge)."""
     from gnnlm.lm.convert import convert_fairseq
@@ -106,7 +106,7 @@ def transformer_xl(
     ] = None,
     same_length: Annotated[bool, typer.Option("--same-length", help="All tokens attend equally far.")] = False,
     clamp: Annotated[int | None, typer.Option(help="Distances beyond this count as this (-1: none).")] = None,
-    pre_norm: Annotated[bool, typer.Option("--pre-norm", help="Norms stand before the layers.")] = False,
+    pre_norm: Annotated[bool, typer.Option("--pre-norm", help="Norms come before the layers.")] = False,
 ) -> None:
     """A state dict with the tensor names of the original Transformer-XL, or of transformers' port."""
     from gnnlm.lm.convert import convert_transformer_xl

@@ -10,7 +10,7 @@ from typing import Any
 from gnnlm.corpus.sources import Document, Documents
 from gnnlm.errors import CorpusError
 
-CONVERTED = "refs/convert/parquet"  # where the hub keeps its own copies of datasets that are made by a script
+CONVERTED = "refs/convert/parquet"  # where the hub keeps copies of datasets that a script makes
 
 
 def load_split(name: str, configuration: str | None, split: str, converted: bool = False) -> Any:
@@ -27,8 +27,11 @@ def load_split(name: str, configuration: str | None, split: str, converted: bool
                 raise CorpusError(f"{name} has no splits; save a DatasetDict with {split!r} and the others in it")
             return loaded[split]
         if converted:
-            return datasets.load_dataset(name, data_dir=configuration, split=split, revision=CONVERTED)
-        return datasets.load_dataset(str(path) if path.exists() else name, configuration, split=split)
+            return datasets.load_dataset(
+                name, data_dir=configuration, split=split, revision=CONVERTED, trust_remote_code=False
+            )
+        place = str(path) if path.exists() else name
+        return datasets.load_dataset(place, configuration, split=split, trust_remote_code=False)
     except CorpusError:
         raise
     except KeyError:
@@ -51,7 +54,7 @@ def read_dataset(name: str, configuration: str | None, column: str, splits: dict
                 f"{', '.join(rows.column_names)}"
             )
         if getattr(rows.features[column], "dtype", None) not in ("string", "large_string"):
-            raise CorpusError(f"column {column!r} of dataset {name} is no text (it is {rows.features[column]})")
+            raise CorpusError(f"column {column!r} of dataset {name} is not text (it is {rows.features[column]})")
         made[ours] = Documents(len(rows), _documents(rows, column, theirs))
     return made
 
@@ -67,7 +70,7 @@ def _documents(rows: Any, column: str, split: str) -> Callable[[], Iterator[Docu
 
 
 def dataset_fingerprint(name: str, configuration: str | None, splits: dict[str, str]) -> str:
-    """What `datasets` itself tells a version by."""
+    """The fingerprints by which `datasets` itself tells versions apart."""
     parts = [load_split(name, configuration, split)._fingerprint for split in splits.values()]
     return " ".join(parts)
 
@@ -80,8 +83,8 @@ def hub_lines(
         rows = load_split(repository, configuration, split, converted)
     except CorpusError as error:
         raise CorpusError(
-            f"{benchmark} is not here and not to be had from the hub ({error}); give the folder of its official files "
-            "with --data-dir"
+            f"{benchmark} was not found here and could not be downloaded from the hub ({error}); give the folder of "
+            "its official files with --data-dir"
         ) from error
 
     if only is not None:

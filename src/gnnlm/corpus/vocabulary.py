@@ -1,12 +1,13 @@
-"""Vocabularies of benchmarks whose tokens are settled: words between spaces, or bytes.
+"""Vocabularies of benchmarks with fixed tokens: words between spaces, or bytes.
 
-A tokenizer turns text into ids and tells where in the text each token starts. Words are as published: every line
-ends in `<eos>`, a word that is not in the vocabulary is `<unk>`. Ids go by frequency, the most frequent first, as an
-adaptive softmax wants them.
+A tokenizer turns text into ids and gives the character at which each token starts. Words are as published: every
+line ends in `<eos>`, and a word that is not in the vocabulary is `<unk>`. Ids are sorted by frequency, the most
+frequent first, as an adaptive softmax needs them.
 """
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -60,7 +61,7 @@ class WordVocabulary:
 
     @property
     def start(self) -> int:
-        """What stands before a text: the end of a line."""
+        """The token read before a text: the end of a line."""
         return self._ids[self._eos]
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
@@ -83,6 +84,25 @@ class WordVocabulary:
     def piece(self, token: int) -> str:
         return self.words[token]
 
+    def bytes_of(self, token: int) -> bytes:
+        """The word, without the space that parts it from the next; a newline for the end of a line."""
+        return b"\n" if self.words[token] == self._eos else self.words[token].encode("utf-8", "surrogateescape")
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """
+        >>> WordVocabulary(["<eos>", "a", "b", "<unk>"]).detokenize([1, 2, 0, 3, 0])
+        'a b\\n<unk>'
+        """
+        lines: list[list[str]] = [[]]
+        for word in (self.words[token] for token in ids):
+            if word == self._eos:
+                lines.append([])
+            else:
+                lines[-1].append(word)
+        if len(lines) > 1 and not lines[-1]:
+            lines.pop()  # the last line ends in a token too, but no newline follows it
+        return "\n".join(" ".join(line) for line in lines)
+
     def save(self, folder: Path) -> None:
         lines = [f"{self.kind}\t{self._eos}\t{self._unk}", *self.words]
         (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
@@ -91,7 +111,7 @@ class WordVocabulary:
 class ByteVocabulary:
     """The bytes that occur, each a token.
 
-    The original Transformer-XL's enwik8 has no newlines: where they are not in the vocabulary they are not read.
+    The original Transformer-XL's enwik8 has no newlines: if they are not in the vocabulary, they are left out.
     """
 
     kind = "bytes"
@@ -107,7 +127,7 @@ class ByteVocabulary:
         counts: npt.NDArray[np.int64] = np.zeros(256, dtype=np.int64)
         for text in texts:
             counts += np.bincount(as_bytes(text), minlength=256)
-        counts[NEWLINE] += 1  # stands before every text
+        counts[NEWLINE] += 1  # read before every text
         return cls([int(value) for value in np.argsort(-counts, kind="stable") if counts[value]])
 
     def __len__(self) -> int:
@@ -115,7 +135,7 @@ class ByteVocabulary:
 
     @property
     def start(self) -> int:
-        """What stands before a text: a newline; a space where there is none."""
+        """The token read before a text: a newline, or a space if newlines are not in the vocabulary."""
         return max(0, int(self._ids[NEWLINE] if self._has_newlines else self._ids[ord(" ")]))
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
@@ -133,7 +153,13 @@ class ByteVocabulary:
         return ids.tolist(), offsets.tolist()
 
     def piece(self, token: int) -> str:
-        return bytes([self.values[token]]).decode("latin-1")
+        return visible(self.bytes_of(token))
+
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([self.values[token]])
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return bytes(self.values[token] for token in ids).decode("utf-8", "replace")
 
     def save(self, folder: Path) -> None:
         lines = [self.kind, *(str(value) for value in self.values)]
@@ -162,7 +188,7 @@ def cut_words(text: str, limit: int) -> str:
 
 
 def load_vocabulary(folder: Path) -> Vocabulary | None:
-    """The vocabulary in a folder; None where there is none."""
+    """The vocabulary in a folder; None if there is none."""
     file = folder / FILE
     if not file.is_file():
         return None
@@ -176,7 +202,26 @@ def load_vocabulary(folder: Path) -> Vocabulary | None:
         return WordVocabulary(lines, *special)
     if kind == ByteVocabulary.kind and all(line.isdecimal() and int(line) < 256 for line in lines):
         return ByteVocabulary([int(line) for line in lines])
-    raise ModelError(f"{file} is not a vocabulary of this program (its first line is {first[:40]!r})")
+    raise ModelError(
+        f"{file} is not a vocabulary that gnnlm saved (its first line is {first[:40]!r}); make the model again"
+    )
+
+
+def visible(data: bytes) -> str:
+    """The bytes as text; those that are only part of a character are written out.
+
+    >>> visible(b" \\xe2\\x82"), visible("\u20ac".encode())
+    (' <0xE2><0x82>', '\u20ac')
+    """
+    return data.decode("utf-8", "gnnlm-visible")
+
+
+def _write_out(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "".join(f"<0x{value:02X}>" for value in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("gnnlm-visible", _write_out)
 
 
 def as_bytes(text: str) -> npt.NDArray[np.uint8]:

@@ -22,7 +22,7 @@ from gnnlm.lm.past import KeyValues
 
 @dataclass(frozen=True)
 class AdaptiveOptions:
-    """What makes such a model; the defaults are the paper's for WikiText-103, the vocabulary aside."""
+    """The options of a model; the defaults are the paper's for WikiText-103."""
 
     vocab_size: int
     width: int = 1024
@@ -31,11 +31,11 @@ class AdaptiveOptions:
     ffn: int = 4096
     cutoffs: tuple[int, ...] = (20_000, 60_000)
     factor: float = 4.0
-    widths: tuple[int, ...] | None = None  # of the bands; where not given, the model's, divided by the factor
+    widths: tuple[int, ...] | None = None  # of the bands; by default the model's width, divided by powers of the factor
     tie_words: bool = True
     tie_projections: bool = True
     final_norm: bool = False
-    first_position: int = 2  # fairseq counts positions from behind its padding index
+    first_position: int = 2  # fairseq counts positions from after its padding index
     dropout: float = 0.3
     attention_dropout: float = 0.1
     activation_dropout: float = 0.1
@@ -51,7 +51,7 @@ class AdaptiveOptions:
 
 
 class Output(NamedTuple):
-    """States [B, T, D], what the last feed-forward read [B, T, D], and what the tokens that follow need."""
+    """States [B, T, D], the last feed-forward layer's input [B, T, D], and what later tokens need of these."""
 
     states: Tensor
     ffn_input: Tensor
@@ -77,7 +77,7 @@ class AdaptiveTransformer(nn.Module):
 
     @property
     def receptive_field(self) -> int | None:
-        """Tokens a state depends on: all that were read."""
+        """The number of tokens that a state depends on: None, for all that were read."""
         return None
 
     def forward(self, tokens_BT: Tensor, past: list[tuple[Tensor, Tensor]] | None = None) -> Output:

@@ -57,7 +57,9 @@ class AdaptiveInput(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         if len(self.cutoffs) == 1:
             return self._band(tokens, 0)
-        out: Tensor = self.words[0].new_full((*tokens.shape, self.width), float("nan"))  # of an id that is none
+        out: Tensor = self.words[0].new_full(
+            (*tokens.shape, self.width), float("nan")
+        )  # for ids outside the vocabulary
         start = 0
         for band, end in enumerate(self.cutoffs):
             here = (tokens >= start) & (tokens < end)
@@ -87,7 +89,7 @@ class AdaptiveHead(Head):
     ) -> None:
         """`words` [V_b, d_b] of every band, `projections` [D, d_b] of all but the first, `classes` [bands - 1, D].
 
-        `head_projection` [D, d_0] is there where band 0 is not as wide as the model; `biases` are those of every
+        `head_projection` [D, d_0] is needed if band 0 is narrower than the model; `biases` are those of every
         band's words, then those of the classes.
         """
         super().__init__()
@@ -180,7 +182,7 @@ class AdaptiveHead(Head):
 
     @classmethod
     def load(cls, tensors: dict[str, Tensor]) -> AdaptiveHead:
-        """From what `save` has written."""
+        """A head from the tensors that `save` wrote."""
 
         def listed(name: str) -> list[Tensor]:
             count = sum(key.startswith(f"{name}.") for key in tensors)
@@ -197,12 +199,12 @@ class AdaptiveHead(Head):
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:
-    """The tensor as a parameter; one that is one already stays the same object, and so stays tied."""
+    """The tensor as a parameter; a parameter is returned itself, so that it stays tied."""
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
 
 
 class _ChunkedValues(torch.autograd.Function):
-    """Values of a function of single states, a chunk at a time; gradients are made with them, and nothing else kept."""
+    """A function of single states, computed in chunks together with its gradient, so that nothing else is kept."""
 
     @staticmethod
     def forward(
@@ -228,6 +230,6 @@ class _ChunkedValues(torch.autograd.Function):
 
 
 def load_head(path: Path) -> Head:
-    """A head as its `save` wrote it, of either kind."""
+    """A head of either kind, from the file that `save` wrote."""
     tensors = load_file(path)
     return AdaptiveHead.load(tensors) if "classes" in tensors else SoftmaxHead.load(tensors)

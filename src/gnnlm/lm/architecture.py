@@ -41,11 +41,11 @@ def build_model(config: ArchitectureConfig, vocab_size: int) -> NativeModel:
     if options.width % 2 and kind == "transformer-xl":
         raise ConfigError(f"lm.architecture.width must be even, for sines and cosines (got {options.width})")
     if list(options.cutoffs) != sorted(set(options.cutoffs)) or (options.cutoffs and options.cutoffs[0] < 1):
-        raise ConfigError(f"lm.architecture.cutoffs must grow from 1 on (got {list(options.cutoffs)})")
+        raise ConfigError(f"lm.architecture.cutoffs must increase, from at least 1 (got {list(options.cutoffs)})")
     if options.width < options.factor ** (len(options.bands) - 1):
         raise ConfigError(
-            f"lm.architecture.factor {options.factor:g} leaves the last of {len(options.bands)} bands no width (of "
-            f"{options.width}); lower it, or cut less"
+            f"lm.architecture.factor {options.factor:g} leaves no width for the last of {len(options.bands)} bands "
+            f"(the model's width is {options.width}); lower the factor, or give fewer cutoffs"
         )
     if len(options.bands) > 1 and options.factor == 1 and kind == "transformer-xl":
         raise ConfigError("lm.architecture.cutoffs need a factor above 1 in a transformer-xl")

@@ -1,11 +1,11 @@
-"""Checkpoints of other programs: read without running anything in them, and taken apart tensor by tensor."""
+"""Checkpoints of other programs: nothing in them is run, and every tensor is accounted for."""
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
-import pickle
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,16 +46,16 @@ class Tensors:
         return name in self.tensors
 
     def peek(self, name: str) -> Tensor:
-        """A matrix whose shape tells what the model is."""
+        """A matrix whose shape is needed to describe the model."""
         if name not in self.tensors:
-            raise ModelError(f"the checkpoint has no tensor {name}: it is not of the layout that was asked for")
+            raise ModelError(f"the checkpoint has no tensor {name}; it was made by another program, or is incomplete")
         if self.tensors[name].ndim != 2:
             shape = tuple(self.tensors[name].shape)
-            raise ModelError(f"{name} has shape {shape}; expected 2 dimensions: another layout")
+            raise ModelError(f"{name} has shape {shape}; expected 2 dimensions: the checkpoint has another layout")
         return self.tensors[name]
 
     def put(self, ours: str, *names: str, make: Callable[..., Tensor] | None = None) -> None:
-        """Our tensor is these of theirs, one below the other, or what `make` makes of them."""
+        """Fill a tensor of ours from theirs: one below the other, or as `make` combines them."""
         lost = [name for name in names if name not in self.tensors]
         self.missing += lost
         if lost:
@@ -65,26 +65,28 @@ class Tensors:
             self.filled[ours] = make(*parts) if make else parts[0] if len(parts) == 1 else torch.cat(parts)
         except (RuntimeError, IndexError) as error:
             shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in zip(names, parts, strict=True))
-            raise ModelError(f"the checkpoint's tensors do not fit together: {shapes}") from error
+            raise ModelError(f"the shapes of the checkpoint's tensors do not fit together: {shapes}") from error
         for name in names:
             self.mapped[name] = f"{self.mapped[name]}, {ours}" if name in self.mapped else ours
 
     def same(self, name: str, ours: str) -> None:
-        """A tensor of theirs that repeats one of ours, if it is there; refused where it does not."""
+        """Check a tensor of theirs that should repeat one of ours, if the file has it."""
         if name not in self or ours not in self.filled:
             return
         if not torch.equal(self.tensors[name], self.filled[ours]):
-            raise ModelError(f"{name} should be tied to the tensor that {ours} was taken from, and differs from it")
+            raise ModelError(
+                f"{name} should equal the tensor that {ours} was taken from, but differs; this model is not supported"
+            )
         self.mapped[name] = ours
 
     def count(self, prefix: str) -> int:
-        """One more than the highest number that follows the prefix in any name."""
+        """One more than the highest number that follows the prefix in a name."""
         numbered = re.compile(re.escape(prefix) + r"(\d+)\.")
         found = [int(match.group(1)) for match in map(numbered.match, self.tensors) if match]
         return max(found, default=-1) + 1
 
     def finish(self, model: NativeModel, vocabulary: Vocabulary | None, start: int | None) -> Conversion:
-        """Fill the model; what it needs and nothing was put for is refused."""
+        """Fill the model; refused if a tensor of it was not put."""
         if self.missing:
             raise ModelError(f"the checkpoint lacks {len(self.missing)} tensors: {', '.join(self.missing)}")
         state = model.state_dict()
@@ -96,7 +98,7 @@ class Tensors:
             if name not in state or tensor.shape != state[name].shape
         ]
         if missing or wrong:
-            raise ModelError(f"the checkpoint does not make a whole model: {'; '.join([*missing, *wrong])}")
+            raise ModelError(f"the checkpoint does not fill the model: {'; '.join([*missing, *wrong])}")
         model.load_state_dict(self.filled, strict=False)
         left = [name for name in self.tensors if name not in self.mapped]
         weightless = [name for name in left if any(fnmatch.fnmatch(name, pattern) for pattern in WITHOUT_WEIGHT)]
@@ -105,7 +107,7 @@ class Tensors:
 
 
 class _Ignored:
-    """Stands for a class of fairseq's that training statistics are kept in: loaded, never looked at."""
+    """Takes the place of fairseq's classes of training statistics, which are loaded and never used."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -121,20 +123,27 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
-        with torch.serialization.safe_globals(known):
+        with torch.serialization.safe_globals(known), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's warnings are for those who call it
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), "a class of its own")
-        raise ModelError(
-            f"{path} holds more than tensors and plain values ({' '.join(reason.split())[:120]}), which is not loaded; "
-            "save its state_dict() (and fairseq's args as an argparse.Namespace) and convert that"
-        ) from error
-    except Exception as error:  # torch and safetensors raise many kinds for a damaged file, none of them ours
-        words = " ".join(str(error).split())[:160]
-        raise ModelError(f"{path} cannot be read as a checkpoint; is it whole? ({words})") from error
+    except Exception as error:  # torch and safetensors raise many kinds, and advise to load files without safeguards
+        raise ModelError(f"{path} {_why_not(error)}") from error
     if not isinstance(found, dict):
         raise ModelError(f"{path}: expected a dictionary of tensors, got {type(found).__name__}")
     return found
+
+
+def _why_not(error: Exception) -> str:
+    """Why a checkpoint could not be loaded, and what to do."""
+    needed = re.search(r"GLOBAL (\S+) was not an allowed", str(error))
+    if needed is not None:
+        return (
+            f"holds more than tensors and plain values (it needs {needed.group(1)}), which is not loaded; save its "
+            "state_dict() (and fairseq's args as an argparse.Namespace) and convert that"
+        )
+    if "TorchScript" in str(error):
+        return "is a TorchScript archive, which is not loaded; save the model's state_dict() and convert that"
+    return "cannot be read as a checkpoint: it is damaged or cut short; get the file again"
 
 
 def state_dict(checkpoint: dict[str, Any]) -> Tensors:

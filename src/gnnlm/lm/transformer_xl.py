@@ -29,7 +29,7 @@ from gnnlm.lm.adaptive_softmax import AdaptiveHead, AdaptiveInput, band_widths
 
 @dataclass(frozen=True)
 class TransformerXLOptions:
-    """What makes such a model; the defaults are the paper's for enwik8, the vocabulary aside."""
+    """The options of a model; the defaults are the paper's for enwik8."""
 
     vocab_size: int
     width: int = 512
@@ -39,12 +39,12 @@ class TransformerXLOptions:
     head_width: int | None = None
     cutoffs: tuple[int, ...] = ()
     factor: float = 1.0
-    widths: tuple[int, ...] | None = None  # of the bands; where not given, the model's, divided by the factor
+    widths: tuple[int, ...] | None = None  # of the bands; by default the model's width, divided by powers of the factor
     segment: int = 512  # tokens read at once
     memory: int = 512  # tokens before them that each layer attends to
-    same_length: bool = False  # every token attends to `memory` tokens, not to its segment's as well
+    same_length: bool = False  # every token attends to exactly `memory` tokens, not to those of its segment as well
     clamp: int | None = None  # distances beyond this count as this
-    shared_biases: bool = True  # u and v are those of all layers
+    shared_biases: bool = True  # all layers share u and v
     pre_norm: bool = False
     tie_projections: bool = True
     dropout: float = 0.1
@@ -93,7 +93,7 @@ class TransformerXL(nn.Module):
 
     @property
     def receptive_field(self) -> int:
-        """Tokens before and with a token that its state depends on: in each layer, back to the memory's start."""
+        """The number of tokens that a state depends on: each layer reaches back to the start of its memory."""
         segment, memory = self.options.segment, self.options.memory
         return self.options.layers * -(-memory // segment) * segment + segment
 

@@ -26,7 +26,8 @@ from gnnlm.config import FinetuneConfig, LMConfig
 from gnnlm.corpus.stream import Stream
 from gnnlm.datastore.encode import round_states
 from gnnlm.errors import ConfigError, ModelError
-from gnnlm.lm.hf import HFModel, save_hf
+from gnnlm.lm.hf import HFModel
+from gnnlm.lm.pretrained import save_hf
 from gnnlm.train.data import Pieces
 from gnnlm.train.fit import Log, fit, fit_facts, plan_of
 from gnnlm.train.lm import LMTask, adam, documents, finish_lm, hf_losses, valid_batches
