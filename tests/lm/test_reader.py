@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gnnlm.config import LMConfig
 from gnnlm.datastore.encode import encode_tokens
-from gnnlm.errors import ModelError
+from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.adaptive import AdaptiveTransformer
 from gnnlm.lm.hf import HFModel
 from gnnlm.lm.hf_stream import Way
@@ -352,16 +352,16 @@ def test_no_texts() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     lm = make_lm("llama")
-    with pytest.raises(ModelError, match="expected a context from 0 to 15"):
+    with pytest.raises(ConfigError, match="expected a context from 0 to 15"):
         Reader(lm, 16, 16)
-    with pytest.raises(ModelError, match="expected a key among state, ffn_input; got value"):
+    with pytest.raises(ConfigError, match="expected a key among state, ffn_input; got value"):
         Reader(lm, 16, 4, key="value")
     reader = Reader(lm, 16, 4)
     _, past = reader.read([[1, 2], [3]])
     for wrong in (2, [0], [0, 2], [-1, 0]):
-        with pytest.raises(ModelError, match="expected a number of tokens to drop for each of 2 texts"):
+        with pytest.raises(ConfigError, match="expected a number of tokens to drop for each of 2 texts"):
             past.crop(wrong)
-    with pytest.raises(ModelError, match=r"expected numbers of texts from 0 to 1, got \[0, 2\]"):
+    with pytest.raises(ConfigError, match=r"expected numbers of texts from 0 to 1, got \[0, 2\]"):
         past.select([0, 2])
-    with pytest.raises(ModelError, match="expected tokens for each of the 2 texts of the past, got 1"):
+    with pytest.raises(ConfigError, match="expected tokens for each of the 2 texts of the past, got 1"):
         reader.read([[1]], past)

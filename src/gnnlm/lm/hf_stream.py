@@ -1,8 +1,9 @@
 """How a transformers model reads on from a past.
 
-Most families keep keys and values, and take position ids and a mask: texts of different length then go through the
-model together. Others do less, and some do not do what their arguments promise. So nothing is assumed: the ways are
-tried on a probe, the best first, and the first that gives the states of one pass is taken.
+Most families keep keys and values, and take position ids and a mask: texts of different lengths then go through the
+model together. Others support less, and some do not support what their arguments promise (a Mamba ignores its state
+if it reads several tokens at once). So the ways are tried on a probe, the best first, and the first that gives the
+states of one pass is used.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from gnnlm.lm.past import Growth, KeyValues
 from gnnlm.lm.protocol import Past, Streamed
 
-STEPS = 16  # token by token; to read more, the window is read again from its beginning in one pass
-CACHES = ("past_key_values", "cache_params", "state")  # what families call it
+STEPS = 16  # forward passes for a model that reads token by token; for more, its window is read again in one
+CACHES = ("past_key_values", "cache_params", "state")  # its names in the families of models
 
 # tokens, whether keys are wanted, and arguments for the model -> states, keys and the model's own output
 Forward = Callable[..., tuple[Tensor, Tensor | None, Any]]
 
 
 class Way(enum.Enum):
-    RAGGED = "keys and values, of texts of different length"
-    EVEN = "keys and values, of texts of equal length"
+    RAGGED = "keys and values, for texts of different lengths"
+    EVEN = "keys and values, for texts of equal length"
     CHUNKS = "the model's own cache, several tokens at a time"
     STEPS = "the model's own cache, token by token"
-    NONE = "nothing: every window is read whole"
+    NONE = "none: every window is read from its beginning"
 
 
 class HFStream:
@@ -73,7 +74,9 @@ class HFStream:
         return Streamed(states, read_keys, OwnCache(cache, text_BT))
 
     def _read_slots(self, tokens_BT: Tensor, past: KeyValues | None, counts: Sequence[int], keys: bool) -> Streamed:
-        cache = DynamicCache()  # without a config every layer keeps all of the window, sliding or not
+        cache = (
+            DynamicCache()
+        )  # without a config, layers with sliding windows keep everything too, so they can be cropped
         if past is None:
             states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache)
             layers = tuple((layer.keys, layer.values) for layer in cache.layers)
@@ -86,7 +89,7 @@ class HFStream:
 
 
 def find_way(base: nn.Module, vocab_size: int, forward: Forward) -> Way:
-    """The best way in which a model reads on; `forward` is to calculate in full precision."""
+    """The best way that works for a model; `forward` must calculate in full precision."""
     texts = [[(row + step) % vocab_size for step in range(8)] for row in (0, 5)]
     wanted_BTD = forward(torch.tensor(texts), use_cache=False)[0]
     margin = float(wanted_BTD.abs().max()) * 3 * torch.finfo(next(base.parameters()).dtype).eps ** 0.5
@@ -94,13 +97,13 @@ def find_way(base: nn.Module, vocab_size: int, forward: Forward) -> Way:
         try:
             if _gap(HFStream(base, forward, way), texts, wanted_BTD) < margin:
                 return way
-        except Exception:  # a family that cannot do it may fail in any way
+        except Exception:  # models raise many kinds for what they do not support
             continue
     return Way.NONE
 
 
 def _possible_ways(base: nn.Module) -> list[Way]:
-    """Those that the model has arguments for, the best first."""
+    """The ways that the model has arguments for, the best first."""
     cache = _cache_argument(base)
     ways = [Way.CHUNKS, Way.STEPS] if cache else []
     if cache == CACHES[0]:
@@ -113,7 +116,7 @@ def _possible_ways(base: nn.Module) -> list[Way]:
 
 @torch.inference_mode()
 def _gap(stream: HFStream, texts: list[list[int]], wanted_BTD: Tensor) -> float:
-    """How far the states of texts that are read in two pieces, and swapped in between, are from those of one pass."""
+    """The largest error in the states of two texts that are read in two pieces and swapped in between."""
     gap = 0.0
     for counts, more in [((4, 2), (1, 3))] if stream.way is Way.RAGGED else [((4, 4), (2, 2)), ((1, 1), (3, 3))]:
         tokens = torch.tensor([text[: max(counts)] for text in texts])
@@ -132,7 +135,7 @@ def _arguments(base: nn.Module) -> set[str]:
 
 
 def _cache_argument(base: nn.Module) -> str:
-    """What a model calls its cache; nothing where it has none."""
+    """The argument that takes a cache; empty if there is none."""
     return next((name for name in CACHES if name in _arguments(base)), "")
 
 
@@ -156,7 +159,7 @@ class Slots(DynamicLayer):  # type: ignore[misc]
 
 @dataclass(frozen=True, eq=False)
 class OwnCache:
-    """A model's own cache, of which little is known; the model writes into it, so that it is copied before."""
+    """A cache that only the model understands; the model writes into it, so it is copied first."""
 
     cache: Any
     tokens_BT: Tensor  # that were read
@@ -177,10 +180,10 @@ class OwnCache:
 
 
 def _placing(held: Sequence[int], new: int) -> dict[str, Tensor]:
-    """Mask and position ids of new tokens behind rows of different length; without them a model counts slots.
+    """The mask and position ids for rows of different lengths; rows of equal length need neither.
 
-    New slots are never masked, though some are padding: no token before them sees them, and a line of a mask with
-    nothing in it would give values that are not numbers.
+    New slots are not masked, even those of padding: no real token attends to them in this pass, and a token that may
+    attend to nothing would get states that are not numbers.
     """
     longest = max(held)
     if min(held) == longest:

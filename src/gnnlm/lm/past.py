@@ -1,11 +1,11 @@
-"""The keys and values that attention keeps of tokens it has read, for texts of different length in one batch.
+"""The keys and values that attention keeps of the tokens it has read, for texts of different lengths in one batch.
 
-A row's tokens lie in neighbouring slots. Before rows read on, their ends are put together: what is before a shorter
-row is padding. So the distance of two slots is always that of their tokens, as sliding windows and linear biases
-need, and padding on the left is what every family knows how to mask.
+The tokens of a row are in consecutive slots. Before the rows read on, they are aligned at their ends, with padding
+before the shorter ones. The distance between two slots is then always the distance between their tokens, which
+sliding windows and linear biases depend on, and every family of models can mask padding on the left.
 
-Slots are appended in place where there is room behind: the first to read on from a past writes there, which no other
-past looks at, and whoever reads on from the same past later makes a copy.
+New slots are written behind the old ones if there is room. The first continuation of a past takes the room, which no
+other past reads; every further continuation of the same past makes a copy.
 
 Shapes: B rows, H heads, S slots, T new tokens, d head width.
 """
@@ -18,19 +18,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-BLOCK = 64  # slots of room behind what is copied
+BLOCK = 64  # slots of room that a copy gets
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
 
 
 class Room:
-    """How many slots of some tensors are written to."""
+    """How many slots of the tensors that several pasts share have been written."""
 
     def __init__(self, filled: int) -> None:
         self._filled, self._lock = filled, threading.Lock()
 
     def claim(self, first: int, last: int) -> bool:
-        """Whether the slots from `first` on were still free; if so, those before `last` no longer are."""
+        """Whether the slots from `first` on were free; if so, those up to `last` are now taken."""
         with self._lock:
             free = self._filled == first
             self._filled = last if free else self._filled
@@ -47,7 +47,7 @@ class KeyValues:
 
     @staticmethod
     def of(layers: Layers, counts: Sequence[int]) -> KeyValues:
-        """Rows that begin together; what is behind counts[b] tokens of row b is padding."""
+        """Rows aligned at their beginnings; slots after the first counts[b] of row b are padding."""
         return KeyValues(layers, tuple(range(count) for count in counts), Room(layers[0][0].shape[-2]))
 
     @property
@@ -65,11 +65,11 @@ class KeyValues:
         return KeyValues(self.layers, tuple(cropped), self.room)
 
     def join(self, others: Sequence[KeyValues]) -> KeyValues:
-        """The rows of all, one behind the other."""
+        """The rows of all, one after the other."""
         return _together([(past, row) for past in (self, *others) for row in range(len(past.spans))])
 
     def dense(self) -> list[tuple[Tensor, Tensor]]:
-        """The layers, where all rows have as many tokens, without the room."""
+        """The layers without the room; all rows must have the same number of tokens."""
         (span,) = set(self.spans)
         return [(keys[..., : span.stop, :], values[..., : span.stop, :]) for keys, values in self.layers]
 
@@ -84,9 +84,9 @@ class Growth:
         self._in_place = together and fits and past.room.claim(self.before, self.before + new)
 
     def append(self, slots: Tensor, new: Tensor) -> Tensor:
-        """The tensor that holds the old slots, their ends together, and the new ones behind."""
+        """The tensor that holds the old slots, aligned at their ends, and the new ones behind them."""
         if not self._in_place:
-            slots = _ends_together(slots, self._past.spans, self._new)
+            slots = _align(slots, self._past.spans, self._new)
         slots[..., self.before : self.before + self._new, :] = new
         return slots
 
@@ -95,26 +95,26 @@ class Growth:
         return slots[..., : self.before + self._new, :]
 
     def grown(self, layers: Layers, counts: Sequence[int]) -> KeyValues:
-        """The past behind it, with counts[b] tokens more in row b."""
+        """The past after the forward pass, with counts[b] more tokens in row b."""
         held = self._past.held
         spans = tuple(range(self.before - old, self.before + count) for old, count in zip(held, counts, strict=True))
         return KeyValues(layers, spans, self._past.room if self._in_place else Room(self.before + self._new))
 
 
 def _together(rows: Sequence[tuple[KeyValues, int]]) -> KeyValues:
-    """Rows of one past or of several."""
+    """Rows of one past or of several, copied."""
     spans = [past.spans[row] for past, row in rows]
     longest = max(len(span) for span in spans)
 
     def copied(layer: int, part: int) -> Tensor:
-        return _ends_together([past.layers[layer][part][row] for past, row in rows], spans, 0)
+        return _align([past.layers[layer][part][row] for past, row in rows], spans, 0)
 
     layers = tuple((copied(layer, 0), copied(layer, 1)) for layer in range(len(rows[0][0].layers)))
     return KeyValues(layers, tuple(range(longest - len(span), longest) for span in spans), Room(longest))
 
 
-def _ends_together(rows: Sequence[Tensor] | Tensor, spans: Sequence[range], new: int) -> Tensor:
-    """Spans of rows [H, S, d], padded on the left with zeros; behind them new slots and room, not yet written to."""
+def _align(rows: Sequence[Tensor] | Tensor, spans: Sequence[range], new: int) -> Tensor:
+    """Spans of rows [H, S, d], padded on the left with zeros; behind them new slots and room, not yet written."""
     longest = max(len(span) for span in spans)
     out = rows[0].new_empty(len(rows), *rows[0].shape[:-2], longest + new + BLOCK, rows[0].shape[-1])
     for line, row, span in zip(out, rows, spans, strict=True):

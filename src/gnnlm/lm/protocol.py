@@ -13,7 +13,7 @@ from gnnlm.lm.head import Head
 class Past(Protocol):
     """What a model keeps of the tokens it has read, in one row or several. A value: reading on makes a new one.
 
-    A method returns None where a model cannot do it; the tokens must then be read again.
+    A method returns None if the model cannot do it; the tokens must then be read again.
     """
 
     def select(self, rows: Sequence[int]) -> Past | None:
@@ -25,12 +25,12 @@ class Past(Protocol):
         ...
 
     def join(self, others: Sequence[Any]) -> Past | None:
-        """The rows of all, one behind the other."""
+        """The rows of all, one after the other."""
         ...
 
 
 class Streamed(NamedTuple):
-    """States [B, T, D], what the last feed-forward read where asked for, and the past with the tokens just read."""
+    """States [B, T, D], what the last feed-forward read if asked for, and the past with the tokens just read."""
 
     states: torch.Tensor
     keys: torch.Tensor | None

@@ -1,12 +1,11 @@
-"""Read texts on, a few tokens at a time, and get the states that encoding the whole text would give.
+"""Incremental reading: a text that arrives a few tokens at a time gets the states of encoding it whole.
 
-Encoding cuts a text into windows (`corpus/windows.py`), and which window an offset belongs to depends on the offset
-alone. So a reader continues a window as long as it lasts, and begins the next one where encoding begins it, by
-reading its context again. `lm.whole_lines` is the exception: it ends windows at lines that are yet to come, which
-nobody can follow while reading; it is ignored here.
+Encoding cuts a text into windows (`corpus/windows.py`); which window gives the state of an offset depends only on the
+offset. So a reader continues a window up to its end and then begins the next one as encoding does, by reading its
+context again. `lm.whole_lines` is ignored: it ends windows at line ends that a reader cannot know yet.
 
 The state at offset o has read the tokens 0..o-1 of its text and predicts token o. A window that begins at `start`
-reads one token before it (or the start token), then tokens[start:], so it has read o - start + 1 tokens at offset o.
+reads the token before it (or the start token), then tokens[start:]; at offset o it has read o - start + 1 tokens.
 
 Shapes: B texts, T states, D width.
 """
@@ -24,17 +23,17 @@ import torch
 from torch import Tensor
 
 from gnnlm.corpus.windows import Window, window_start
-from gnnlm.errors import ModelError
+from gnnlm.errors import ConfigError
 from gnnlm.lm.protocol import BaseLM, Past
 
 Tokens = npt.NDArray[np.int64]
 KEYS = ("state", "ffn_input")
-BATCH_TOKENS = 2048  # of windows that are passed through whole, at once
+BATCH_TOKENS = 2048  # read at once if whole windows are only passed through
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """States of what was read, padded on the right with zeros, and keys where they are something else."""
+    """States of what was read, padded on the right with zeros, and keys if they are not the states."""
 
     states_BTD: Tensor
     keys_BTD: Tensor | None
@@ -43,7 +42,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Texts whose windows go through the model together: where each began, how much of it was read, and the past."""
+    """Texts that are read together: where their windows begin, how many tokens of them were read, and the past."""
 
     rows: tuple[int, ...]
     starts: tuple[int, ...]
@@ -51,7 +50,7 @@ class Group:
     past: Past
 
     def select(self, picks: Sequence[int]) -> Group | None:
-        """The texts with these numbers in the group."""
+        """These texts, by their numbers in the group."""
         if list(picks) == list(range(len(self.rows))):
             return self
         past = self.past.select(picks) if picks else None
@@ -61,7 +60,7 @@ class Group:
         return Group(rows, starts, held, past)
 
     def crop(self, held: Sequence[int]) -> Group | None:
-        """With so many tokens left of each text."""
+        """With only so many tokens of each window."""
         if self.held == tuple(held):
             return self
         past = self.past.crop([before - after for before, after in zip(self.held, held, strict=True)])
@@ -84,10 +83,10 @@ class LMPast:
         return tuple(len(text) for text in self.texts)
 
     def crop(self, n: int | Sequence[int]) -> LMPast:
-        """Without the last n tokens of each text, or n[b] of text b; the model hears of it at the next read."""
+        """Without the last n tokens of each text, or n[b] of text b; the model's past is cropped at the next read."""
         counts = [n] * len(self) if isinstance(n, int) else list(n)
         if len(counts) != len(self) or not all(0 <= c <= t for c, t in zip(counts, self.lengths, strict=True)):
-            raise ModelError(
+            raise ConfigError(
                 f"expected a number of tokens to drop for each of {len(self)} texts, at most its length of "
                 f"{list(self.lengths)}; got {n}"
             )
@@ -96,9 +95,9 @@ class LMPast:
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> LMPast:
-        """The texts with these numbers, in this order, each as often as it is named."""
+        """These texts, by number and in this order, each as often as it is named."""
         if not all(0 <= row < len(self) for row in rows):
-            raise ModelError(f"expected numbers of texts from 0 to {len(self) - 1}, got {list(rows)}")
+            raise ConfigError(f"expected numbers of texts from 0 to {len(self) - 1}, got {list(rows)}")
         groups = []
         for group in self.groups:
             place = {row: number for number, row in enumerate(group.rows)}
@@ -110,7 +109,7 @@ class LMPast:
 
 
 class Job(NamedTuple):
-    """Tokens of one text, for the window that began at `start`; their states from number `skip` on are wanted."""
+    """Tokens of one text for the window that begins at `start`; the first `skip` of their states are not wanted."""
 
     row: int
     start: int
@@ -120,7 +119,7 @@ class Job(NamedTuple):
 
 
 class Made(NamedTuple):
-    """States of one text from an offset on; behind them the keys, where they are wanted."""
+    """States of one text from an offset on, and keys if they are wanted."""
 
     row: int
     first: int
@@ -132,16 +131,16 @@ class Reader:
 
     def __init__(self, lm: BaseLM, window: int, context: int, key: str = "state") -> None:
         if not 0 <= context < window:
-            raise ModelError(f"expected a context from 0 to {window - 1}, less than the window; got {context}")
+            raise ConfigError(f"expected a context from 0 to {window - 1}, less than the window; got {context}")
         if key not in KEYS:
-            raise ModelError(f"expected a key among {', '.join(KEYS)}; got {key}")
+            raise ConfigError(f"expected a key among {', '.join(KEYS)}; got {key}")
         self._lm, self._window, self._context, self._keys = lm, window, context, key != "state"
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[Sequence[int]], past: LMPast | None = None) -> tuple[Read, LMPast]:
-        """The states of each text's new tokens; at its beginning, also the state that has read nothing."""
+        """The states after each new token of each text; without a past, also the state before the first token."""
         if past is not None and len(past) != len(tokens):
-            raise ModelError(f"expected tokens for each of the {len(past)} texts of the past, got {len(tokens)}")
+            raise ConfigError(f"expected tokens for each of the {len(past)} texts of the past, got {len(tokens)}")
         texts = [np.array(part, dtype=np.int64) for part in tokens]
         firsts = [0] * len(texts)
         old: tuple[Group, ...] = ()
@@ -177,7 +176,7 @@ class Reader:
         return windows
 
     def _anew(self, row: int, window: Window, text: Tokens) -> Job:
-        """All that a window reads, from its beginning."""
+        """Everything that a window reads, from its beginning."""
         before = self._lm.start_token if self._lm.start_always or not window.start else text[window.start - 1]
         tokens = np.concatenate([[before], text[window.start : window.stop]])
         return Job(row, window.start, window.first, tokens, window.first - window.start)
@@ -185,7 +184,7 @@ class Reader:
     def _continuing(
         self, groups: Sequence[Group], firsts: Sequence[int], todo: Sequence[Sequence[Window]]
     ) -> Iterator[Group]:
-        """Groups that read on together, without what was cropped, and without texts whose windows begin anew."""
+        """The groups that continue their windows, cropped, and arranged to read in as few passes as possible."""
         counts = [windows[0].stop - windows[0].first + 1 if windows else 0 for windows in todo]
         reading = []
         for group in groups:
@@ -193,7 +192,7 @@ class Reader:
                 reading.append(group)
             else:
                 yield group
-        lasting: dict[int, tuple[int, int]] = {}  # how much a text reads, and how much of its window it has read
+        lasting: dict[int, tuple[int, int]] = {}  # tokens that a text reads now, and tokens of its window read before
         for group in reading:
             for row, start in zip(group.rows, group.starts, strict=True):
                 if start == window_start(firsts[row], self._window, self._context) and start < firsts[row]:
@@ -214,7 +213,7 @@ class Reader:
             yield from _joined(same) if any(counts[row] for row in same[0].rows) else same
 
     def _batches(self, texts: dict[int, tuple[int, int]]) -> dict[int, Hashable]:
-        """Which texts read on in one pass: those alike or, in a ragged model, those that fit in a window together."""
+        """Which texts read on in one pass: equal ones or, for a ragged model, those whose slots fit into a window."""
         if not self._lm.ragged:
             return dict(texts)
         found: dict[int, Hashable] = {}
@@ -231,7 +230,7 @@ class Reader:
         return found
 
     def _stream(self, jobs: Sequence[Job], made: list[Made], group: Group | None = None) -> Group | None:
-        """Read on where the group is, or from the beginning of windows; None where the model keeps no past."""
+        """Continue the windows of a group, or begin windows; None if the model keeps no past."""
         counts, past = [len(job.tokens) for job in jobs], None if group is None else group.past
         states_BTD, keys_BTD, past = self._lm.stream(self._batch(jobs), past, counts, self._keys)
         self._take(jobs, made, states_BTD, keys_BTD)
@@ -242,7 +241,7 @@ class Reader:
         return Group(tuple(job.row for job in jobs), tuple(job.start for job in jobs), held, past)
 
     def _encode(self, jobs: Sequence[Job], made: list[Made]) -> None:
-        """Windows that are read to their end, in which nothing reads on."""
+        """Read whole windows, which nothing continues."""
         size = max(1, BATCH_TOKENS // self._window)
         for number in range(0, len(jobs), size):
             some = jobs[number : number + size]
@@ -264,7 +263,7 @@ class Reader:
             made.append(Made(job.row, job.first, tuple(part[line, job.skip : len(job.tokens)] for part in parts)))
 
     def _padded(self, made: Sequence[Made], firsts: Sequence[int], counts: Sequence[int]) -> Read:
-        """What was made, in the order of texts and offsets."""
+        """All that was made, by text and offset."""
         examples = made[0].parts if made else self._nothing()
         padded = [part.new_zeros(len(counts), max(counts, default=0), part.shape[-1]) for part in examples]
         for row, first, parts in made:
@@ -274,14 +273,14 @@ class Reader:
         return Read(padded[0], padded[1] if self._keys else None, real_BT.to(padded[0].device))
 
     def _nothing(self) -> list[Tensor]:
-        """No states and no keys, of their widths."""
+        """Tensors of the widths of states and keys, if nothing was read."""
         if not self._keys:
             return [torch.empty(0, self._lm.width, device=self._lm.head.device)]
         return list(self._lm.encode_keys(torch.full((1, 1), self._lm.start_token)))
 
 
 def _joined(groups: list[Group]) -> list[Group]:
-    """One group, or those given where a model cannot put pasts together."""
+    """The groups as one, or unchanged if the model cannot join pasts."""
     first, *others = groups
     past = first.past.join([other.past for other in others]) if others else None
     if past is None:

@@ -161,7 +161,7 @@ class Memory:
         return Memory([inputs[torch.tensor(rows, device=inputs.device)] for inputs in self.seen], self.done)
 
     def crop(self, counts: Sequence[int]) -> Memory | None:
-        """None where the end of an earlier segment is to be dropped: what its tokens attended to is gone."""
+        """None if that goes back to an earlier segment, whose memory is no longer kept."""
         (count,) = set(counts)
         if count > self.done:
             return None
