@@ -237,7 +237,7 @@ def test_a_continuous_text_leaks_across_documents(lengths: list[int], field: int
 def test_codes_need_rows_to_learn_from() -> None:
     with pytest.raises(ConfigError, match=r"ivfpq needs at least 9,984 rows .* has 1,500; use exact"):
         check_index(IndexConfig(kind="ivfpq", bytes=8), 16, 1500)
-    with pytest.raises(ConfigError, match=r"index\.bytes must divide the width 16"):
+    with pytest.raises(ConfigError, match=r"index\.bytes must divide 16"):
         check_index(IndexConfig(kind="ivfpq", bytes=7), 16, 20_000)
 
 
