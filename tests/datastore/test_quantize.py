@@ -72,7 +72,7 @@ def test_learning_is_the_same_twice(vectors: np.ndarray, quantizer: Quantizer) -
 
 
 def test_refusals(vectors: np.ndarray) -> None:
-    with pytest.raises(ConfigError, match=r"codec.bytes must divide the width 576 .* \(got 128\); .* 96 and 144"):
+    with pytest.raises(ConfigError, match=r"codec.bytes must divide 576, .* \(got 128\); use 96 or 144"):
         check_bytes(576, 128, "codec.bytes")
     with pytest.raises(ConfigError, match=r"\(got 99\); use 12$"):
         train_quantizer(vectors, 99, seed=0)
