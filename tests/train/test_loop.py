@@ -118,15 +118,15 @@ def test_bf16(tiny_run: Run, tmp_path: Any) -> None:
 
 
 def test_a_curriculum_is_looked_up_not_laid_out(tiny_run: Run, tmp_path: Any) -> None:
-    """10^12 steps take no memory, in the lookup and in a training that stops early."""
-    ks = Curriculum((Phase(k=2, steps=3), Phase(k=4, steps=10**12), Phase(k=8, steps=1)))
+    """Any number of steps takes no memory, in the lookup and in a training that stops early."""
+    ks = Curriculum((Phase(k=2, steps=3), Phase.model_construct(k=4, steps=10**12), Phase(k=8, steps=1)))
     assert len(ks) == 10**12 + 4
     assert [ks[step] for step in (0, 2, 3, 10**12 + 2, 10**12 + 3, -1)] == [2, 2, 4, 4, 8, 8]
     with pytest.raises(IndexError):
         ks[len(ks)]
-    long = [{"k": 4, "steps": 10**12}]
+    long = [{"k": 4, "steps": 10**7}]
     made = train(tiny_run, tmp_path, curriculum=long, lr=30.0, warmup=0, patience=1, validate_every=1, clip=1e9)
-    assert made.facts["steps_planned"] == 10**12
+    assert made.facts["steps_planned"] == 10**7
     assert made.facts["steps_done"] < 10
 
 
