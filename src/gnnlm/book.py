@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,9 +46,11 @@ class Scores:
 
     def __getattr__(self, name: str) -> Floats:
         """`scores.base`, `scores.knn`, `scores.gnn`, `scores.gnn_knn`: the log-probabilities of a predictor."""
-        if name in PREDICTORS and name in self.log_probs:
-            return self.log_probs[name]
-        raise AttributeError(f"these scores have no {name}; they have {', '.join(self.log_probs)}")
+        if name not in PREDICTORS:
+            raise AttributeError(name)
+        if name not in self.log_probs:
+            raise AttributeError(f"these scores have no {name}; they have {', '.join(self.log_probs)}")
+        return self.log_probs[name]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -279,7 +282,8 @@ class _Job:
             first, last = 0, text
         if len(ids) == first:
             raise CorpusError("nothing to score: the text has no tokens")
-        ends = [next((o for o in offsets[i + 1 :] if o > start), len(last)) for i, start in enumerate(offsets)]
+        later = dict(itertools.pairwise([*sorted(set(offsets)), len(last)]))  # tokens of one character share its end
+        ends = [later[start] for start in offsets]
         shared = [starts == after for starts, after in zip(offsets, [*offsets[1:], -1], strict=True)]
         pieces = [
             model.lm.piece(token) if shared[i] or (i and shared[i - 1]) else last[start:end]

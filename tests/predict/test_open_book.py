@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -209,6 +210,7 @@ def test_only_the_predictors_asked_for(book: Book, document: str) -> None:
     np.testing.assert_allclose(some.knn, every.knn, atol=1e-5)
     with pytest.raises(AttributeError, match="these scores have no gnn"):
         some.gnn  # noqa: B018
+    assert copy.copy(some).ids == some.ids
     for wrong, told in (("best", "no predictor named 'best'"), ([], "at least one predictor")):
         with pytest.raises(GnnlmError, match=told):
             book.score(document[:80], predictors=wrong)

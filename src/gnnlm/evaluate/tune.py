@@ -22,7 +22,6 @@ from gnnlm.predict.score import SearchedText
 from gnnlm.progress import Track
 
 BUCKET_POSITIONS = 200  # the fewest positions that a weight is chosen on
-UNTUNED = Mix(k=1, temperature=1.0, weight=0.0)  # no kNN
 
 
 def default_temperatures(metric: str, similarity: npt.NDArray[np.float32]) -> tuple[float, ...]:
