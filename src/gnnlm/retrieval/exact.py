@@ -52,16 +52,20 @@ class ExactIndex:
         open_R = None
         if allowed is not None and allowed.positions is not None:
             open_R = allowed.positions.to(self.keys_RD.device)[self.positions_R]
-        chunk = max(1, SCORES_AT_ONCE // len(self))
+        chunk = min(len(queries_ND), max(1, SCORES_AT_ONCE // len(self)))
+        scores_cR = self.keys_RD.new_empty(chunk, len(self))  # one buffer: fresh pages for every chunk cost a third more
         found = []
         for start in range(0, len(queries_ND), chunk):
             part = slice(start, start + chunk)
             barred = None if allowed is None or allowed.barred is None else [end[part] for end in allowed.barred]
-            found.append(self._search(queries_ND[part], k, open_R, barred))
+            scores_nR = torch.mm(queries_ND[part], self.keys_RD.T, out=scores_cR[: len(queries_ND[part])])
+            found.append(self._search(queries_ND[part], scores_nR, k, open_R, barred))
         return Neighbours(torch.cat([f.positions for f in found]), torch.cat([f.similarity for f in found]))
 
-    def _search(self, queries_nD: Tensor, k: int, open_R: Tensor | None, barred: list[Tensor] | None) -> Neighbours:
-        scores_nR = queries_nD @ self.keys_RD.T
+    def _search(
+        self, queries_nD: Tensor, scores_nR: Tensor, k: int, open_R: Tensor | None, barred: list[Tensor] | None
+    ) -> Neighbours:
+        """The k nearest, given the products of queries and keys, which are overwritten."""
         if self._square_R is not None:  # 2 q.x - |x|^2 ranks as minus the squared distance does
             scores_nR = scores_nR.mul_(2).sub_(self._square_R)
         if open_R is not None:
