@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from gnnlm.products import product
+
 CHUNK_LOGITS = 2**25  # logits held at once: 128 MB of float32
 
 
@@ -88,7 +90,7 @@ class SoftmaxHead(Head):
         return self.weight_VD
 
     def logits(self, states_ND: Tensor) -> Tensor:
-        logits_NV = nn.functional.linear(states_ND.to(self.weight_VD.dtype), self.weight_VD, self.bias_V)
+        logits_NV = product(states_ND.to(self.weight_VD.dtype), self.weight_VD, self.bias_V)
         if self.scale != 1.0:
             logits_NV = logits_NV * self.scale
         if self.soft_cap is not None:

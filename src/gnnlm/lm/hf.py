@@ -24,6 +24,7 @@ from gnnlm.errors import ModelError
 from gnnlm.lm.head import SoftmaxHead
 from gnnlm.lm.protocol import Streamed
 from gnnlm.lm.tokens import TokenText
+from gnnlm.products import speed_up
 
 if TYPE_CHECKING:
     from gnnlm.lm.hf_stream import HFStream
@@ -118,6 +119,7 @@ class HFModel:
 
     def __init__(self, model: Any, tokenizer: Any, start: str = "auto", dtype: str = "fp32") -> None:
         self.model = model.eval().requires_grad_(False)
+        speed_up(self.model)
         self.tokenizer = tokenizer
         self._dtype = dtype
         self.device = next(model.parameters()).device

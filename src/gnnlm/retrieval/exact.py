@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnlm.datastore.store import mapped
+from gnnlm.products import few_rows, product
 from gnnlm.retrieval.index import Allowed, as_keys
 from gnnlm.retrieval.neighbours import Neighbours
 
@@ -53,14 +54,21 @@ class ExactIndex:
         if allowed is not None and allowed.positions is not None:
             open_R = allowed.positions.to(self.keys_RD.device)[self.positions_R]
         chunk = min(len(queries_ND), max(1, SCORES_AT_ONCE // len(self)))
-        scores_cR = self.keys_RD.new_empty(chunk, len(self))  # one buffer: fresh pages for every chunk cost a third more
+        scores_cR = self.keys_RD.new_empty(chunk, len(self))  # one buffer: fresh pages for each chunk take time
         found = []
         for start in range(0, len(queries_ND), chunk):
             part = slice(start, start + chunk)
             barred = None if allowed is None or allowed.barred is None else [end[part] for end in allowed.barred]
-            scores_nR = torch.mm(queries_ND[part], self.keys_RD.T, out=scores_cR[: len(queries_ND[part])])
-            found.append(self._search(queries_ND[part], scores_nR, k, open_R, barred))
+            found.append(self._search(queries_ND[part], self._scores(queries_ND[part], scores_cR), k, open_R, barred))
         return Neighbours(torch.cat([f.positions for f in found]), torch.cat([f.similarity for f in found]))
+
+    def _scores(self, queries_nD: Tensor, scores_cR: Tensor) -> Tensor:
+        """The products of queries and keys, [n, R]; of many queries, in the buffer."""
+        if len(queries_nD) == 1 and queries_nD.device.type == "cpu":  # twice the same query takes less time than once
+            return product(torch.cat([queries_nD, queries_nD]), self.keys_RD)[:1]
+        if few_rows(queries_nD):
+            return product(queries_nD, self.keys_RD)
+        return torch.mm(queries_nD, self.keys_RD.T, out=scores_cR[: len(queries_nD)])
 
     def _search(
         self, queries_nD: Tensor, scores_nR: Tensor, k: int, open_R: Tensor | None, barred: list[Tensor] | None
