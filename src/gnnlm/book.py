@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.neighbours import Neighbours
 from gnnlm.run import Run
+from gnnlm.write.request import Pen, Stream, request
+from gnnlm.write.sources import Generation
 
 Floats = npt.NDArray[np.float32]
 Text = str | tuple[str, str]  # a text, or (context, continuation)
@@ -235,6 +237,70 @@ class Book:
                 for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
             ]
         return Next({name: values_V.numpy() for name, values_V in log_probs.items()}, pieces)
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _pen(self) -> Pen:
+        return Pen(self.model)
+
+    @overload
+    def generate(
+        self, prompt: str, *, only: Names = None, exclude: Names = None, chat: bool = False, **options: Any
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        only: Names = None,
+        exclude: Names = None,
+        chat: bool = False,
+        **options: Any,
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        only: Names = None,
+        exclude: Names = None,
+        chat: bool = False,
+        **options: Any,
+    ) -> Generation | list[Generation]:
+        """Write on from a prompt, or from several at once; each token comes with its sources.
+
+        A prompt is a text, or token ids in a list of prompts; an empty one starts a text. With `n` above 1 or several
+        prompts, a list: n texts for each prompt, in order. `chat` puts prompts into the model's chat template.
+        `draft=False` writes the same, only slower. `search="pointers"` saves searches and is approximate. The other
+        options are the fields of `gnnlm.write.request.Request`.
+        """
+        asked = request(**options)
+        several: list[str | Sequence[int]] = [prompt] if isinstance(prompt, str) else [*prompt]
+        if not several:
+            raise ConfigError("generate expects at least one prompt")
+        ids = [self._prompt(one, chat) for one in several]
+        found = self._pen.generate(asked, ids, self._allowed(only, exclude))
+        return found[0] if isinstance(prompt, str) and asked.n == 1 else found
+
+    def stream(
+        self, prompt: str, *, only: Names = None, exclude: Names = None, chat: bool = False, **options: Any
+    ) -> Stream:
+        """Write one text and give it out as it comes; see `generate`."""
+        return self._pen.stream(request(**options), self._prompt(prompt, chat), self._allowed(only, exclude))
+
+    def _prompt(self, prompt: str | Sequence[int], chat: bool) -> list[int]:
+        """The token ids of a prompt."""
+        if isinstance(prompt, str):
+            if chat:
+                return self.model.lm.chat([{"role": "user", "content": prompt}])
+            return _tokenized(self.model, prompt)[0]
+        if not isinstance(prompt, (list, tuple)) or not all(type(token) is int for token in prompt):
+            raise ConfigError(f"expected a prompt as text or as a list of token ids, got {str(prompt)[:80]}")
+        if chat:
+            raise ConfigError("chat puts text into a template; give the prompt as text")
+        return list(prompt)
 
     def _wanted(self, predictors: Iterable[str] | None) -> tuple[str, ...]:
         wanted = (

@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gnnlm.errors import ModelError
+from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.head import SoftmaxHead
 from gnnlm.lm.protocol import Streamed
 from gnnlm.lm.tokens import TokenText
@@ -218,6 +218,25 @@ class HFModel:
 
     def bytes_of(self, token: int) -> bytes:
         return self._text.bytes_of(token)
+
+    @cached_property
+    def end_tokens(self) -> frozenset[int]:
+        """What ends a text by the model's own settings and its tokenizer's."""
+        named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        found = [self.tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])]
+        return frozenset(int(token) for token in found if token is not None and 0 <= token < self.vocab_size)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """See BaseLM.chat."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ConfigError("this model's tokenizer has no chat template; write without --chat")
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # templates are programs, and raise what they like
+            raise ConfigError(f"the chat template refuses these messages: {error}") from error
+        return self.tokenize(text)[0]
 
     def _arithmetic(self) -> contextlib.AbstractContextManager[object]:
         if self._dtype == "bf16":

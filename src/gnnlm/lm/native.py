@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnlm.corpus.vocabulary import FILE, Vocabulary, load_vocabulary
-from gnnlm.errors import ModelError
+from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer, Output
 from gnnlm.lm.head import Head
 from gnnlm.lm.protocol import Streamed
@@ -59,6 +59,7 @@ class NativeLM:
 
     start_always = False
     ragged = False
+    end_tokens: frozenset[int] = frozenset()  # <eos> of the benchmarks ends a line, not a text
 
     def __init__(
         self,
@@ -142,6 +143,9 @@ class NativeLM:
 
     def bytes_of(self, token: int) -> bytes:
         return self._words.bytes_of(token)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        raise ConfigError("this model has no chat template; write without --chat")
 
     @property
     def _words(self) -> Vocabulary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -60,6 +60,11 @@ class BaseLM(Protocol):
     @property
     def start_token(self) -> int:
         """The id that is read before the first token of a text."""
+        ...
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The ids that end a text; none for a model that has not learned any."""
         ...
 
     @property
@@ -122,4 +127,8 @@ class BaseLM(Protocol):
 
     def bytes_of(self, token: int) -> bytes:
         """The token's bytes, which may be only part of a character."""
+        ...
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The ids of a conversation in the model's own template, up to where its answer begins."""
         ...

@@ -21,6 +21,7 @@ from gnnlm.gnn.model import Carry
 from gnnlm.graph.batch import Context
 from gnnlm.lm.protocol import BaseLM
 from gnnlm.lm.reader import LMPast, Reader
+from gnnlm.predict.pointers import Pointers
 from gnnlm.predict.predictor import STATE_OF, Prediction, Predictor
 from gnnlm.retrieval.index import Allowed, Index
 from gnnlm.retrieval.neighbours import Neighbours
@@ -41,6 +42,7 @@ class Past:
     carry: Carry | None
     spare: tuple[int, ...]  # tokens of each text that can still be dropped from the carry
     neighbours: Neighbours | None  # of the last position of each text, [B, K]
+    searches: tuple[int, ...] = ()  # positions of each text that were looked up in the index
 
     def __len__(self) -> int:
         return len(self.lm)
@@ -63,7 +65,7 @@ class Past:
         carry = self.carry
         if carry is not None:
             carry = None if min(spare) < 0 else carry.dropping(torch.tensor(drops))
-        return Past(lm, carry, spare, None)
+        return Past(lm, carry, spare, None, self.searches)
 
     def select(self, rows: Sequence[int]) -> Past:
         """The texts with these numbers, in this order, each as often as it is named."""
@@ -73,6 +75,7 @@ class Past:
             None if self.carry is None else self.carry.select(picked),
             tuple(self.spare[row] for row in rows),
             None if self.neighbours is None else self.neighbours[picked],
+            tuple(self.searches[row] for row in rows),
         )
 
 
@@ -108,47 +111,94 @@ class OpenBook:
         wanted: Collection[str] | None = None,
         allowed: Allowed | None = None,
         k: int = 0,
+        pointers: Pointers | None = None,
     ) -> tuple[Prediction, Past]:
         """What is predicted after each new token of each text, [B, T], and the new past.
 
         Without a past, the texts start here, and the first prediction of each is for its first token: [B, T + 1]. Texts
         may get different numbers of tokens; they are padded on the right, and `Prediction.real` is false at padding.
         `wanted` names the predictors whose states are computed, without it the book's best; at least `k` neighbours
-        are looked up.
+        are looked up. With `pointers`, searches are saved where the last neighbours lead on; this is approximate.
         """
         wanted = self.predictor.names[-1:] if wanted is None else wanted
         self.predictor.check(wanted)
         self._check_tokens(tokens)
         gnn = any(STATE_OF[name] == "gnn" for name in wanted)
         if past is not None and gnn and past.carry is None:  # cropped too far, or read without the network
-            past = self._again([text.tolist() for text in past.lm.texts], wanted, allowed)
+            past = self._again([text.tolist() for text in past.lm.texts], wanted, allowed, pointers)
         read, lm = self.reader.read(tokens, None if past is None else past.lm)
         before = [0] * len(tokens) if past is None else [length + 1 for length in past.lengths]
         states_BTD = self.rounded(read.states_BTD)
         keys_BTD = states_BTD if read.keys_BTD is None else self.rounded(read.keys_BTD)
         k = max(k, self.predictor.neighbours_needed(wanted))
-        neighbours = self.search(keys_BTD, read.real_BT, k, allowed)
+        counts = read.real_BT.sum(1).tolist()
+        searches = counts if k else [0] * len(counts)
+        if pointers is None or not k:
+            neighbours = self.search(keys_BTD, read.real_BT, k, allowed)
+        else:
+            last = None if past is None else past.neighbours
+            neighbours, searches = self._pointed(tokens, keys_BTD, counts, k, allowed, pointers, past is None, last)
         offsets_BT = torch.tensor(before)[:, None] + torch.arange(states_BTD.shape[1])
         document_BT = torch.where(read.real_BT.cpu(), 0, -1)
         carry = None if past is None else past.carry
         prediction, carry = self.predictor.step(
             Context(states_BTD, offsets_BT, document_BT), neighbours, wanted, carry, ROLLBACK
         )
-        counts = read.real_BT.sum(1).tolist()
         spare = [0] * len(tokens) if past is None else past.spare
         return prediction, Past(
             lm,
             carry if gnn else None,
             tuple(min(ROLLBACK, max(0, left) + count) for left, count in zip(spare, counts, strict=True)),
             self._last(neighbours, counts, None if past is None else past.neighbours),
+            tuple(map(sum, zip(searches, [0] * len(tokens) if past is None else past.searches, strict=True))),
         )
 
-    def _again(self, texts: list[list[int]], wanted: Collection[str], allowed: Allowed | None) -> Past:
+    def _again(
+        self, texts: list[list[int]], wanted: Collection[str], allowed: Allowed | None, pointers: Pointers | None
+    ) -> Past:
         """The past of whole texts, read from their beginning a block at a time."""
-        _, past = self.read([text[:BLOCK] for text in texts], None, wanted, allowed)
+        _, past = self.read([text[:BLOCK] for text in texts], None, wanted, allowed, 0, pointers)
         for start in range(BLOCK, max(map(len, texts)), BLOCK):
-            _, past = self.read([text[start : start + BLOCK] for text in texts], past, wanted, allowed)
+            _, past = self.read([text[start : start + BLOCK] for text in texts], past, wanted, allowed, 0, pointers)
         return past
+
+    def _pointed(
+        self,
+        tokens: Sequence[Sequence[int]],
+        keys_BTD: Tensor,
+        counts: Sequence[int],
+        k: int,
+        allowed: Allowed | None,
+        pointers: Pointers,
+        fresh: bool,
+        last: Neighbours | None,
+    ) -> tuple[Neighbours, list[int]]:
+        """Neighbours found by following pointers where they lead on, and how many positions of each text were searched.
+
+        A position's pointers are the neighbours of the one before it, so positions follow one another; texts do not.
+        """
+        k = min(k, len(self.index))
+        found = Neighbours.none(len(counts), max(counts), k=k)
+        before = [None if last is None else last[line] for line in range(len(counts))]
+        searched = [0] * len(counts)
+        for place in range(max(counts)):
+            left = []
+            for line in (number for number, count in enumerate(counts) if place < count):
+                token = -1 if fresh and not place else int(tokens[line][place - fresh])
+                near, follow = before[line], keys_BTD[line, place]
+                led = near and pointers.follow(near, token, follow, k, self.index, self.store, allowed)
+                if led is None:
+                    left.append(line)
+                else:
+                    found.positions[line, place], found.similarity[line, place] = led.positions, led.similarity
+                    before[line] = led
+            if left:
+                got = self.index.search(keys_BTD[left, place], k, allowed).padded(k)
+                found.positions[left, place] = got.positions.cpu()
+                found.similarity[left, place] = got.similarity.cpu()
+                for number, line in enumerate(left):
+                    before[line], searched[line] = got[number], searched[line] + 1
+        return found, searched
 
     def rounded(self, states: Tensor) -> Tensor:
         """States in the precision of the store, so that queries match the stored keys."""

@@ -52,6 +52,10 @@ class Prediction:
         states = {name: states[index] for name, states in self.states.items()}
         return Prediction(states, self.neighbours[index], self.tokens[index], self.real[index], self.predictor)
 
+    def knn_weight(self, name: str) -> Tensor:
+        """The weight of p_kNN at each position in a predictor that has one."""
+        return self.predictor.mixes[STATE_OF[name]].weight_of(self.neighbours.similarity)
+
     def lm_target_log_probs(self, targets_N: Tensor) -> dict[str, Tensor]:
         """Log-probability of one token per position, [N], under each softmax, before any mix."""
         head = self.predictor.head
@@ -77,7 +81,8 @@ class Prediction:
     def log_probs(self, wanted: Collection[str]) -> dict[str, Tensor]:
         """Log-probabilities over the whole vocabulary, [N, V], by predictor; of a prediction over [N] positions."""
         head = self.predictor.head
-        lm = {name: head.log_probs(states_ND) for name, states_ND in self.states.items()}
+        used = dict.fromkeys(STATE_OF[name] for name in wanted)
+        lm = {name: head.log_probs(self.states[name]) for name in used}
         scores = {}
         for name in wanted:
             scores[name] = lm[STATE_OF[name]]

@@ -62,6 +62,12 @@ class ExactIndex:
             found.append(self._search(queries_ND[part], self._scores(queries_ND[part], scores_cR), k, open_R, barred))
         return Neighbours(torch.cat([f.positions for f in found]), torch.cat([f.similarity for f in found]))
 
+    def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
+        """See `Index.compare`."""
+        rows_NC = torch.searchsorted(self.positions_R, positions_NC.to(self.positions_R))
+        similarity_NC = self._similarity(as_keys(keys_ND.to(self.keys_RD.device), self.metric), rows_NC)
+        return sorted_neighbours(positions_NC.to(rows_NC), similarity_NC, k)
+
     def _scores(self, queries_nD: Tensor, scores_cR: Tensor) -> Tensor:
         """The products of queries and keys, [n, R]; of many queries, in the buffer."""
         if len(queries_nD) == 1 and queries_nD.device.type == "cpu":  # twice the same query takes less time than once

@@ -59,6 +59,11 @@ class FaissIndex:
             return self._search(keys_ND, k, allowed.barred, open_R.numpy())
         return self._search(keys_ND, k, allowed.barred, None)
 
+    def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
+        """See `Index.compare`."""
+        positions = positions_NC.unique()
+        return ExactIndex.over(self._keys, positions, self.metric).compare(keys_ND, positions_NC, k)
+
     def _search(
         self, keys_ND: Tensor, k: int, barred: tuple[Tensor, Tensor] | None, open_R: npt.NDArray[np.bool_] | None
     ) -> Neighbours:

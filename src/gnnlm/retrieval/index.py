@@ -54,6 +54,10 @@ class Index(Protocol):
         """
         ...
 
+    def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
+        """The k nearest of some indexed positions of each query, by similarities computed from the keys."""
+        ...
+
 
 def as_keys(states: Tensor, metric: str) -> Tensor:
     """States as float32 keys; unit length under cosine.

@@ -1,0 +1,201 @@
+"""Drafts from the book: tokens that may come next, to be checked in one step.
+
+A draft cannot change what is written: each of its tokens is kept only if the model chooses the same one. It only
+changes how many tokens a step yields. Drafts come from two places:
+- rows: of the neighbours that voted for the token just written, what follows them in the store, the heaviest chain;
+- text: what follows the longest match of the text's end, in the store or in the text itself.
+
+How many tokens are drafted follows from measured times and from how often such drafts were accepted in this text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnlm.datastore.store import Store
+from gnnlm.write.suffix import Match, SuffixIndex, Tokens, own_match
+
+LONGEST = 15  # tokens of a draft
+LARGEST_STORE = 50_000_000  # rows up to which the store's suffixes are sorted: the order takes 4 bytes per row
+PRIOR = 3.0  # how many observations the first guess of a chance counts for
+GUESSES = {  # chance that a drafted token is accepted, by where it comes from and how strong that is
+    "rows": (0.25, 0.45, 0.6, 0.8),
+    "store": (0.3, 0.5, 0.6, 0.75),
+    "own": (0.3, 0.6, 0.75, 0.9),
+    "both": (0.5, 0.7, 0.8, 0.95),
+}
+Kind = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tokens that may follow, and the kind of each, by which its chance is known."""
+
+    tokens: list[int] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
+
+
+class Chances:
+    """How often drafted tokens of each kind were accepted in a text."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Kind, tuple[float, float]] = {}
+
+    def of(self, kind: Kind) -> float:
+        accepted, tried = self._counts.get(kind, (0.0, 0.0))
+        return (accepted + PRIOR * GUESSES[kind[0]][kind[1]]) / (tried + PRIOR)
+
+    def saw(self, kind: Kind, accepted: bool) -> None:
+        before, tried = self._counts.get(kind, (0.0, 0.0))
+        self._counts[kind] = before + accepted, tried + 1
+
+    def expected(self, draft: Draft) -> list[float]:
+        """Tokens that a step yields if it checks the first n of a draft, for n from 0 on."""
+        out, chance = [1.0], 1.0
+        for kind in draft.kinds:
+            chance *= self.of(kind)
+            out.append(out[-1] + chance)
+        return out
+
+
+class Costs:
+    """The time of a step by the number of tokens it reads, as measured so far."""
+
+    SLOPE = 0.06  # growth per token, as a share, before anything is known
+    KEPT = 9  # the last times of each size; their median counts, so that one slow moment does not
+
+    def __init__(self) -> None:
+        self._times: dict[int, deque[float]] = {}
+        self._seconds: dict[int, float] = {}
+
+    def saw(self, tokens: int, seconds: float) -> None:
+        times = self._times.setdefault(tokens, deque(maxlen=self.KEPT))
+        times.append(seconds)
+        self._seconds[tokens] = median(times)
+
+    def of(self, tokens: int, fewest: int) -> float:
+        """Seconds of a step, relative to nothing in particular; between and beyond known sizes, on a line."""
+        if tokens in self._seconds:
+            return self._seconds[tokens]
+        known = sorted(self._seconds)
+        lower, upper = ([n for n in known if n < tokens], [n for n in known if n > tokens])
+        if lower and upper:
+            a, b = lower[-1], upper[0]
+            share = (tokens - a) / (b - a)
+            return (1 - share) * self._seconds[a] + share * self._seconds[b]
+        if lower:
+            return self._seconds[lower[-1]] * (1 + self.SLOPE * (tokens - lower[-1]) / max(1, fewest))
+        return self._seconds[upper[0]] if upper else 1.0 + self.SLOPE * tokens
+
+
+def best_length(expected: Sequence[Sequence[float]], costs: Costs) -> int:
+    """How many tokens to draft for every text of a batch, so that most tokens per second are expected.
+
+    >>> best_length([[1.0, 1.9, 2.7]], Costs()), best_length([[1.0, 1.01]], Costs())
+    (2, 0)
+    """
+    texts, longest = len(expected), max(map(len, expected)) - 1
+    rates = [
+        sum(e[min(n, len(e) - 1)] for e in expected) / costs.of(texts * (n + 1), texts) for n in range(longest + 1)
+    ]
+    return max(range(longest + 1), key=lambda n: rates[n])
+
+
+class Drafter:
+    """Drafts for texts that are written with a store at hand."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._suffixes: list[SuffixIndex] | None = None
+
+    @property
+    def suffixes(self) -> list[SuffixIndex]:
+        """The store's positions by what precedes them; sorted at first use."""
+        if self._suffixes is None:
+            small = len(self.store) <= LARGEST_STORE
+            self._suffixes = [SuffixIndex(s.tokens_P.numpy()) for s in self.store.segments] if small else []
+        return self._suffixes
+
+    def draft(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor) -> Draft:
+        """The more promising of the two drafts; where both say the same, they support each other.
+
+        `positions_R` are those that voted for the text's last token, `weights_R` their weights.
+        """
+        rows = self.rows(positions_R, weights_R)
+        text_ = self.text(text)
+        if not rows.tokens or not text_.tokens:
+            return text_ if text_.tokens else rows
+        same = 0
+        while same < min(len(rows.tokens), len(text_.tokens)) and rows.tokens[same] == text_.tokens[same]:
+            same += 1
+        if not same:
+            strong = text_ if text_.kinds[0][1] > rows.kinds[0][1] else rows
+            return strong
+        longer = text_ if len(text_.tokens) >= len(rows.tokens) else rows
+        both = [("both", max(a[1], b[1])) for a, b in zip(rows.kinds[:same], text_.kinds[:same], strict=True)]
+        return Draft(longer.tokens, [*both, *longer.kinds[same:]])
+
+    def rows(self, positions_R: Tensor, weights_R: Tensor) -> Draft:
+        """The heaviest chain of tokens that follow the rows, up to their documents' ends."""
+        draft = Draft()
+        if not len(positions_R):
+            return draft
+        ahead_RL = positions_R[:, None] + torch.arange(1, LONGEST + 1)
+        tokens_RL = self.store.tokens(ahead_RL.clamp(max=len(self.store) - 1)).numpy()
+        weights = weights_R.double().numpy()
+        alive = np.arange(len(weights))
+        for step in range(LONGEST):
+            following = tokens_RL[alive, step]
+            alive, following = alive[following >= 0], following[following >= 0]
+            if not len(alive):
+                break
+            choices, number = np.unique(following, return_inverse=True)
+            masses = np.bincount(number, weights[alive])
+            best = int(masses.argmax())
+            draft.tokens.append(int(choices[best]))
+            draft.kinds.append(("rows", min(3, int(4 * masses[best]))))
+            alive = alive[number == best]
+        return draft
+
+    def text(self, text: Sequence[int]) -> Draft:
+        """What follows the longest match of the text's end."""
+        array = np.asarray(text, dtype=np.int64)
+        own = own_match(array)
+        found: tuple[str, Tokens, Match] | None = None if own is None else ("own", array, own)
+        for suffixes in self.suffixes:
+            match = suffixes.longest(text)
+            if match is not None and (found is None or match.length > found[2].length):
+                found = "store", suffixes.tokens, match
+        if found is None:
+            return Draft()
+        name, tokens, match = found
+        best = Draft()
+        draft = _most_common(tokens, match.positions)
+        strength = min(3, (match.length - 1) // 3)
+        best.tokens.extend(draft)
+        best.kinds.extend((name, min(3, strength + place // 4)) for place in range(len(draft)))
+        return best
+
+
+def _most_common(tokens: Tokens, positions: list[int]) -> list[int]:
+    """The chain of tokens that most of the positions agree on."""
+    out: list[int] = []
+    alive = np.asarray(positions)
+    for step in range(LONGEST):
+        alive = alive[alive + step < len(tokens)]
+        following = tokens[alive + step]
+        alive, following = alive[following >= 0], following[following >= 0]
+        if not len(alive):
+            break
+        choices, counts = np.unique(following, return_counts=True)
+        best = choices[int(counts.argmax())]
+        out.append(int(best))
+        alive = alive[following == best]
+    return out
