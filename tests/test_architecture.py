@@ -16,7 +16,7 @@ EDGES: dict[str, set[str]] = {  # what each package imports of the others; the l
     "retrieval": {"corpus", "datastore"},
     "graph": set(),
     "gnn": {"graph"},
-    "predict": {"datastore", "gnn", "graph", "lm", "retrieval"},
+    "predict": {"corpus", "datastore", "gnn", "graph", "lm", "retrieval"},
     "train": {"corpus", "datastore", "gnn", "graph", "lm", "predict"},
     "evaluate": {"corpus", "datastore", "gnn", "predict"},
     "write": {"datastore", "lm", "predict", "retrieval"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 from pathlib import Path
 
@@ -73,3 +74,48 @@ def test_refusals(tiny_run: Run, tmp_path: Path) -> None:
     told = error_line("score", tiny_run.root, tmp_path / "text.txt", "--predictor", "best")
     assert "no predictor named 'best'; this run has base, knn, gnn, gnn_knn" in told
     assert "no document of the store" in error_line("neighbors", tiny_run.root, "abc", "--only", "nope")
+
+
+def test_generate(tiny_run: Run) -> None:
+    done = gnnlm("generate", tiny_run.root, "ban dor ", "--max-tokens", "12", "--predictor", "knn", "--json")
+    got = json.loads(done.stdout.splitlines()[-1])
+    want = package.open(tiny_run.root).generate("ban dor ", max_tokens=12, predictor="knn")
+    assert got["text"] == want.text
+    assert [token["id"] for token in got["tokens"]] == want.ids
+    assert set(got["tokens"][0]) == {"text", "id", "log_prob", "base_log_prob", "book", "sources"}
+    sources = [source for token in got["tokens"] for source in token["sources"]]
+    assert {"document", "start", "end", "before", "token", "after", "similarity", "share"} <= set(sources[0])
+    assert got["finish_reason"] == "length"
+    shown = gnnlm("generate", tiny_run.root, "ban dor ", "--max-tokens", "12", "--predictor", "knn").stdout
+    assert shown.startswith("ban dor " + want.text[:3])
+    assert "12 tokens (length)" in shown
+    several = gnnlm(
+        "generate", tiny_run.root, "ban", "dor", "-n", "2", "--max-tokens", "3", "--temperature", "1", "--json"
+    )
+    assert len(several.stdout.splitlines()) == 4
+
+
+def test_generate_refuses_bad_values_before_loading(tiny_run: Run) -> None:
+    assert "temperature: expected a number from 0 to 100, got -1" in error_line(
+        "generate", tiny_run.root, "x", "--temperature", "-1"
+    )
+    assert "no predictor named 'gpt'" in error_line("generate", tiny_run.root, "x", "--predictor", "gpt")
+    assert "no chat template" in error_line("generate", tiny_run.root, "x", "--chat")
+
+
+def test_ctrl_c_keeps_what_was_written(tiny_run: Run) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "generate", str(tiny_run.root), "ban dor ", "--max-tokens", "1000000", "--no-draft"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdout is not None
+    seen = b""
+    while len(seen) < 40:  # past the prompt: it is writing
+        seen += process.stdout.read(40)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert b"(interrupted)" in rest
+    assert b"Traceback" not in errors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,11 +14,11 @@ import torch
 from torch import Tensor
 
 from gnnlm.config import load_config
-from gnnlm.corpus.sources import check_text
 from gnnlm.datastore.filter import Names, open_documents
-from gnnlm.errors import ConfigError, CorpusError
+from gnnlm.errors import ConfigError
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past, Reading
 from gnnlm.predict.predictor import PREDICTORS
+from gnnlm.predict.texts import Job, Text, batches, tokenized
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.neighbours import Neighbours
@@ -28,8 +27,6 @@ from gnnlm.write.request import Pen, Stream, request
 from gnnlm.write.sources import Generation
 
 Floats = npt.NDArray[np.float32]
-Text = str | tuple[str, str]  # a text, or (context, continuation)
-BATCH_TOKENS = 1024  # tokens of several texts that are scored at once, padding included
 
 
 @dataclass(frozen=True)
@@ -85,6 +82,22 @@ class Next:
 
     log_probs: Mapping[str, Floats]
     pieces: Mapping[str, list[tuple[str, float]]]  # the likeliest tokens and their probabilities, likeliest first
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The neighbours that the graph network saw, and its attention over them, [layers, heads, neighbours, slots].
+
+    The slots are those of a neighbour's window that edges lead from. Each head's attention sums to one.
+    """
+
+    neighbours: list[Neighbour]
+    weights: Floats
+
+    def by_neighbour(self) -> Floats:
+        """The mean attention on each neighbour, [layers, neighbours]: over heads, summed over the slots."""
+        summed: Floats = self.weights.mean(1).sum(-1)[:, : len(self.neighbours)]
+        return summed
 
 
 @dataclass(frozen=True)
@@ -144,17 +157,17 @@ class Book:
         """
         several = texts if isinstance(texts, list) else [texts]
         wanted = self._wanted(predictors)
-        jobs = [_Job.make(self.model, text, number) for number, text in enumerate(several)]
+        jobs = [Job.make(self.model, text, number) for number, text in enumerate(several)]
         allowed = self._allowed(only, exclude)
         done: dict[int, Scores] = {}
-        for batch in _batches(jobs):
+        for batch in batches(jobs):
             for job, scores in zip(batch, self._score(batch, wanted, allowed), strict=True):
                 done[job.number] = scores
         found = [done[number] for number in range(len(jobs))]
         return found if isinstance(texts, list) else found[0]
 
     @torch.inference_mode()
-    def _score(self, jobs: list[_Job], wanted: tuple[str, ...], allowed: Allowed | None) -> list[Scores]:
+    def _score(self, jobs: list[Job], wanted: tuple[str, ...], allowed: Allowed | None) -> list[Scores]:
         """Score texts of similar length as one batch, a block of tokens at a time."""
         log_probs: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
         top1: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
@@ -195,7 +208,7 @@ class Book:
         """For every token of the text, the k store positions that are retrieved to predict it, nearest first."""
         if k < 1:
             raise ConfigError(f"neighbors: k must be at least 1 (got {k})")
-        job, allowed = _Job.make(self.model, text, 0), self._allowed(only, exclude)
+        job, allowed = Job.make(self.model, text, 0), self._allowed(only, exclude)
         lines: list[list[Neighbour]] = []
         past: Past | None = None
         for start in range(0, len(job.ids), BLOCK):
@@ -224,7 +237,7 @@ class Book:
     ) -> Next:
         """The distribution of the token that follows a text (which may be empty), by predictor."""
         wanted, allowed = self._wanted(predictors), self._allowed(only, exclude)
-        ids = _tokenized(self.model, text)[0]
+        ids = tokenized(self.model, text)[0]
         prediction, past = self.model.read([ids[:BLOCK]], None, wanted, allowed)
         for start in range(BLOCK, len(ids), BLOCK):
             prediction, past = self.model.read([ids[start : start + BLOCK]], past, wanted, allowed)
@@ -290,12 +303,61 @@ class Book:
         """Write one text and give it out as it comes; see `generate`."""
         return self._pen.stream(request(**options), self._prompt(prompt, chat), self._allowed(only, exclude))
 
+    # -- explaining ----------------------------------------------------------------------------------------
+
+    def influence(
+        self, text: Text, documents: Iterable[str] | None = None, *, predictor: str | None = None, most: int = 8
+    ) -> dict[str, Floats]:
+        """What each document does for each token: the fall of its log-probability when the document is left out.
+
+        Without `documents`, those with the most neighbours of the text, at most `most`. Every document costs a scoring.
+        Unlike shares and attention, this includes all that the graph network took from a document.
+        """
+        name = predictor or self.predictors[-1]
+        names = self._looked_up(text, most) if documents is None else list(documents)
+        whole = self.score(text, predictors=[name]).log_probs[name]
+        return {
+            document: whole - self.score(text, predictors=[name], exclude=[document]).log_probs[name]
+            for document in names
+        }
+
+    def _looked_up(self, text: Text, most: int) -> list[str]:
+        """The documents with the most neighbours of the tokens that are scored."""
+        job, predictor = Job.make(self.model, text, 0), self.model.predictor
+        counts = torch.zeros(len(self.model.store.names))
+        past: Past | None = None
+        for start in range(0, len(job.ids), BLOCK):
+            part = job.ids[start : min(start + BLOCK, len(job.ids) - 1)]
+            first = 0 if past is None else start + 1
+            k = predictor.graph_k if predictor.gnn is not None else predictor.mixes["base"].k
+            prediction, past = self.model.read([part], past, ("base",), None, k)
+            found = prediction.neighbours[0, max(0, job.first - first) :].positions
+            numbers = self.model.store.document_of(found[found >= 0])
+            counts.index_add_(0, numbers, torch.ones(len(numbers)))
+        order = counts.argsort(descending=True, stable=True)[:most].tolist()
+        return [self.model.store.names[number] for number in order if counts[number] > 0]
+
+    @torch.inference_mode()
+    def attention(self, text: str, *, only: Names = None, exclude: Names = None) -> Attention:
+        """Where the graph network looks to predict the token after a text. It is not a cause: see `influence`."""
+        self.model.predictor.check(("gnn",))
+        allowed, ids = self._allowed(only, exclude), tokenized(self.model, text)[0]
+        past: Past | None = None
+        for start in range(0, max(0, len(ids) - 1), BLOCK):
+            _, past = self.model.read([ids[start : min(start + BLOCK, len(ids) - 1)]], past, ("gnn",), allowed)
+        seen: list[Tensor] = []
+        prediction, _ = self.model.read([ids[-1:]], past, ("gnn",), allowed, watch=seen)
+        neighbours = prediction.neighbours[0, -1].nearest(self.model.predictor.graph_k)
+        weights_LHKS = torch.stack([layer[0, -1].unflatten(-1, (neighbours.k, -1)) for layer in seen]).cpu()
+        (lines,) = _each(neighbours[None])
+        return Attention([self._neighbour(row, score, 8, 8) for row, score in lines], weights_LHKS.numpy())
+
     def _prompt(self, prompt: str | Sequence[int], chat: bool) -> list[int]:
         """The token ids of a prompt."""
         if isinstance(prompt, str):
             if chat:
                 return self.model.lm.chat([{"role": "user", "content": prompt}])
-            return _tokenized(self.model, prompt)[0]
+            return tokenized(self.model, prompt)[0]
         if not isinstance(prompt, (list, tuple)) or not all(type(token) is int for token in prompt):
             raise ConfigError(f"expected a prompt as text or as a list of token ids, got {str(prompt)[:80]}")
         if chat:
@@ -324,54 +386,6 @@ class Book:
         open_D = torch.zeros(len(store.names), dtype=torch.bool)
         open_D[torch.tensor(numbers, dtype=torch.long)] = True
         return Allowed(positions=open_D.repeat_interleave(store.document_starts.diff()))
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A text to score: all its token ids, and pieces and offsets of the tokens from `first` on."""
-
-    number: int
-    ids: list[int]
-    first: int
-    pieces: list[str]
-    offsets: list[tuple[int, int]]
-
-    @classmethod
-    def make(cls, model: OpenBook, text: Text, number: int) -> _Job:
-        if isinstance(text, tuple):
-            if len(text) != 2:
-                raise CorpusError(f"expected a pair (context, continuation), got {len(text)} texts")
-            before, after = (_tokenized(model, part) for part in text)
-            ids, first, offsets, last = [*before[0], *after[0]], len(before[0]), after[1], text[1]
-        else:
-            ids, offsets = _tokenized(model, text)
-            first, last = 0, text
-        if len(ids) == first:
-            raise CorpusError("nothing to score: the text has no tokens")
-        later = dict(itertools.pairwise([*sorted(set(offsets)), len(last)]))  # tokens of one character share its end
-        ends = [later[start] for start in offsets]
-        shared = [starts == after for starts, after in zip(offsets, [*offsets[1:], -1], strict=True)]
-        pieces = [
-            model.lm.piece(token) if shared[i] or (i and shared[i - 1]) else last[start:end]
-            for i, (token, start, end) in enumerate(zip(ids[first:], offsets, ends, strict=True))
-        ]
-        return cls(number, ids, first, pieces, list(zip(offsets, ends, strict=True)))
-
-
-def _tokenized(model: OpenBook, text: str) -> tuple[list[int], list[int]]:
-    if not isinstance(text, str):
-        raise CorpusError(f"expected a string, got {type(text).__name__}")
-    check_text(text, "the text")
-    return model.lm.tokenize(text)
-
-
-def _batches(jobs: list[_Job]) -> Iterator[list[_Job]]:
-    """Batches of jobs of similar length."""
-    rest = sorted(jobs, key=lambda job: -len(job.ids))
-    while rest:
-        count = max(1, BATCH_TOKENS // len(rest[0].ids))
-        yield rest[:count]
-        rest = rest[count:]
 
 
 def _each(neighbours: Neighbours) -> Iterator[Sequence[tuple[int, float]]]:

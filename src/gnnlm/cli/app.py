@@ -18,6 +18,7 @@ from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, o
 from gnnlm.cli.reports import open_report, print_json, show_examples, show_report
 from gnnlm.cli.stages import add_stage_commands
 from gnnlm.cli.use import neighbors, score
+from gnnlm.cli.write import generate, write_two_sentences
 from gnnlm.config import load_config
 from gnnlm.progress import human_time, say
 from gnnlm.run import Run
@@ -31,6 +32,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(lm, name="lm")
+
+
+DEMO_PROMPTS = ("Return a new list with", "The following exceptions are raised when")
 
 
 def _print_version(wanted: bool) -> None:
@@ -50,6 +54,7 @@ def options(
 add_stage_commands(app)
 app.command()(score)
 app.command()(neighbors)
+app.command()(generate)
 
 
 @app.command()
@@ -123,11 +128,17 @@ def demo(
     show_report(made, as_json=False)
     show_examples(made, count=2)
     out.print(
+        "\nWritten with the book; words are coloured by its share, and the passages they follow are listed:",
+        markup=False,
+    )
+    write_two_sentences(made.root, list(DEMO_PROMPTS))
+    out.print(
         "\n"
         "Next, use your own text: a folder of .txt, .md, .rst or .jsonl files. Write mine.yaml:\n"
         "    run: runs/mine\n"
         "    corpus: {source: FOLDER}\n"
-        "and run it: gnnlm run mine.yaml",
+        "and run it: gnnlm run mine.yaml\n"
+        f'Write with this book: gnnlm generate {folder} "Raise an error if"',
         markup=False,
     )
     if as_json:

@@ -91,8 +91,8 @@ def neighbors(
         table.add_column(column, justify="right" if column == "similarity" else "left", overflow="fold")
     for token, line in zip(scores.tokens, found, strict=True):
         for number, n in enumerate(line):
-            passage = Text.assemble(_flat(n.before), (_flat(n.token), "bold underline"), _flat(n.after))
-            table.add_row(Text(_flat(token) if number == 0 else ""), f"{n.similarity:.3f}", Text(n.document), passage)
+            passage = Text.assemble(flat(n.before), (flat(n.token), "bold underline"), flat(n.after))
+            table.add_row(Text(flat(token) if number == 0 else ""), f"{n.similarity:.3f}", Text(n.document), passage)
     out.print(table)
 
 
@@ -128,7 +128,7 @@ def _score_table(scores: Scores) -> Table:
             gain = float(scores.log_probs[best][number] - scores.log_probs["base"][number])
             style = gain_style(gain)
             cells.append(Text(f"{gain:+.2f}", style))
-        table.add_row(Text(_flat(token), style), *cells)
+        table.add_row(Text(flat(token), style), *cells)
     return table
 
 
@@ -149,6 +149,6 @@ def _shown(log_prob: float, likeliest: bool) -> str:
     return f"{math.exp(log_prob):.4f}{'*' if likeliest else ' '}"
 
 
-def _flat(text: str) -> str:
+def flat(text: str) -> str:
     """Line breaks and tabs made visible."""
     return text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

@@ -139,6 +139,12 @@ def _masked(bias_NHS: Tensor, mask_NS: Tensor) -> tuple[Tensor, Tensor]:
     return bias_NHS.masked_fill(~(mask_NS | empty_N1)[:, None], float("-inf")), empty_N1[..., None]
 
 
+def gathered(table: Tensor | Coded, lines_NS: Tensor) -> Tensor:
+    """Some lines of a table in the space of queries, float32, [N, S, C]."""
+    found = _gather(table, lines_NS, torch.float32)
+    return found if isinstance(table, Tensor) else table.leave(found)
+
+
 def _gather(table: Tensor | Coded, lines_nS: Tensor, kind: torch.dtype) -> Tensor:
     if not isinstance(table, Tensor):
         return table.gather(lines_nS).to(kind)

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlm.gnn.attend import Coded, attend, attend_projected, masked_softmax
+from gnnlm.gnn.attend import Coded, attend, attend_projected, gathered, masked_softmax
 from gnnlm.gnn.options import GnnOptions
 from gnnlm.graph.batch import Graph
 
@@ -213,6 +213,22 @@ class GnnLayer(nn.Module):
         if folded.inter_value_bias_Hd is not None:
             sum_NHd = sum_NHd + sources.mask_NS.any(-1)[:, None, None] * folded.inter_value_bias_Hd
         return sum_NHd.reshape(x_BTD.shape)
+
+    def attention(self, context_BTD: Tensor, sources: Sources, graph: Graph) -> Tensor:
+        """The attention of each token over its inter edges, [B, T, H, S]; rows of zeros where there are none."""
+        folded = self.folded()
+        query_NHd = self._split(_linear(self.pre_norm(context_BTD), folded.inter_query).flatten(0, 1))
+        if sources.projected:
+            (table,), (lines_NS,) = sources.tables, sources.lines_NS
+            assert isinstance(table, Tensor)
+            keys_NSHd = table[lines_NS].float()[..., : self.options.width].unflatten(-1, query_NHd.shape[1:])
+            scores_NHS = torch.einsum("nhd,nshd->nhs", query_NHd, keys_NSHd)
+        else:
+            query_NHC = torch.einsum("nhd,hdc->nhc", query_NHd, folded.inter_key_HdC)
+            found = [gathered(table, lines) for table, lines in zip(sources.tables, sources.lines_NS, strict=True)]
+            scores_NHS = torch.einsum("nhc,nsc->nhs", query_NHC, torch.cat(found, dim=-1))
+        weights_NHS = masked_softmax(scores_NHS + self._edge_bias(graph), sources.mask_NS[:, None])
+        return weights_NHS.view(*context_BTD.shape[:2], *weights_NHS.shape[1:])
 
     def project(self, x_RD: Tensor, features_RE: Tensor | None) -> Tensor:
         """Keys and values that inter edges read, side by side, of normed sources, [R, 2 D]."""

@@ -121,11 +121,17 @@ class GnnModel(nn.Module):
                 nn.init.zeros_(self.widen.bias)
 
     def forward(
-        self, graph: Graph, carry: Carry | None = None, cache: SourceCache | None = None, rollback: int = 0
+        self,
+        graph: Graph,
+        carry: Carry | None = None,
+        cache: SourceCache | None = None,
+        rollback: int = 0,
+        watch: list[Tensor] | None = None,
     ) -> tuple[Tensor, Carry]:
         """Updated states [B, T, D], and what the next block of the same texts needs.
 
-        The last `rollback` tokens can later be dropped from the carry.
+        The last `rollback` tokens can later be dropped from the carry. Each layer's attention over inter edges is
+        added to `watch`, [B, T, H, S].
         """
         options = self.options
         batch, tokens = graph.document_BT.shape
@@ -139,7 +145,10 @@ class GnnModel(nn.Module):
         band_BTS = band_mask(position_BS, document_BS, tokens, options.context)
         layers = []
         per_layer = cache.sources(graph) if cache else self.sources(graph)
-        for layer, past, sources in zip(self.layers, carry.layers, per_layer, strict=True):
+        for number, (past, sources) in enumerate(zip(carry.layers, per_layer, strict=True)):
+            layer = self.layer(number)
+            if watch is not None:
+                watch.append(layer.attention(context_BTD, sources, graph))
             context_BTD, (key_BSD, value_BSD) = layer(context_BTD, past, band_BTS, sources, graph)
             layers.append((key_BSD.detach(), value_BSD.detach()))
         after = Carry(tuple(layers), position_BS, document_BS).kept(options.context - 1 + rollback)

@@ -112,6 +112,7 @@ class OpenBook:
         allowed: Allowed | None = None,
         k: int = 0,
         pointers: Pointers | None = None,
+        watch: list[Tensor] | None = None,
     ) -> tuple[Prediction, Past]:
         """What is predicted after each new token of each text, [B, T], and the new past.
 
@@ -119,6 +120,7 @@ class OpenBook:
         may get different numbers of tokens; they are padded on the right, and `Prediction.real` is false at padding.
         `wanted` names the predictors whose states are computed, without it the book's best; at least `k` neighbours
         are looked up. With `pointers`, searches are saved where the last neighbours lead on; this is approximate.
+        `watch` gets the attention of the graph network's layers: see `Predictor.step`.
         """
         wanted = self.predictor.names[-1:] if wanted is None else wanted
         self.predictor.check(wanted)
@@ -142,7 +144,7 @@ class OpenBook:
         document_BT = torch.where(read.real_BT.cpu(), 0, -1)
         carry = None if past is None else past.carry
         prediction, carry = self.predictor.step(
-            Context(states_BTD, offsets_BT, document_BT), neighbours, wanted, carry, ROLLBACK
+            Context(states_BTD, offsets_BT, document_BT), neighbours, wanted, carry, ROLLBACK, watch
         )
         spare = [0] * len(tokens) if past is None else past.spare
         return prediction, Past(

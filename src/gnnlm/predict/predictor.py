@@ -133,10 +133,12 @@ class Predictor:
         wanted: Collection[str] = PREDICTORS,
         carry: Carry | None = None,
         rollback: int = 0,
+        watch: list[Tensor] | None = None,
     ) -> tuple[Prediction, Carry | None]:
         """What is predicted after each context token, [B, T], and what the next block of the same texts needs.
 
-        `neighbours` are those of every token, [B, T, K]; the graph takes the nearest `graph_k`.
+        `neighbours` are those of every token, [B, T, K]; the graph takes the nearest `graph_k`. `watch` gets
+        each layer's attention over the edges from neighbours, [B, T, H, S].
         """
         device = self.head.device
         base_BTD = context.states_BTD.to(device)
@@ -144,7 +146,7 @@ class Predictor:
         if any(STATE_OF[name] == "gnn" for name in wanted):
             assert self.gnn is not None
             graph = self.graphs(context, neighbours.nearest(self.graph_k), states=self.cache is None).to(device)
-            states["gnn"], carry = self.gnn(graph, carry, self.cache, rollback)
+            states["gnn"], carry = self.gnn(graph, carry, self.cache, rollback, watch)
         tokens_BTK = self.graphs.store.tokens(neighbours.positions.clamp(min=0))
         tokens_BTK = tokens_BTK.masked_fill_(neighbours.positions < 0, -1)
         real_BT = (context.document_BT >= 0).to(device)

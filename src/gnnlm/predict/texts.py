@@ -1,0 +1,62 @@
+"""Texts to be scored: their token ids, the pieces and offsets of tokens, and batches of similar length."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gnnlm.corpus.sources import check_text
+from gnnlm.errors import CorpusError
+from gnnlm.predict.open_book import OpenBook
+
+Text = str | tuple[str, str]  # a text, or (context, continuation)
+BATCH_TOKENS = 1024  # tokens of several texts that are scored at once, padding included
+
+
+@dataclass(frozen=True)
+class Job:
+    """A text to score: all its token ids, and pieces and offsets of the tokens from `first` on."""
+
+    number: int
+    ids: list[int]
+    first: int
+    pieces: list[str]
+    offsets: list[tuple[int, int]]
+
+    @classmethod
+    def make(cls, model: OpenBook, text: Text, number: int) -> Job:
+        if isinstance(text, tuple):
+            if len(text) != 2:
+                raise CorpusError(f"expected a pair (context, continuation), got {len(text)} texts")
+            before, after = (tokenized(model, part) for part in text)
+            ids, first, offsets, last = [*before[0], *after[0]], len(before[0]), after[1], text[1]
+        else:
+            ids, offsets = tokenized(model, text)
+            first, last = 0, text
+        if len(ids) == first:
+            raise CorpusError("nothing to score: the text has no tokens")
+        later = dict(itertools.pairwise([*sorted(set(offsets)), len(last)]))  # tokens of one character share its end
+        ends = [later[start] for start in offsets]
+        shared = [starts == after for starts, after in zip(offsets, [*offsets[1:], -1], strict=True)]
+        pieces = [
+            model.lm.piece(token) if shared[i] or (i and shared[i - 1]) else last[start:end]
+            for i, (token, start, end) in enumerate(zip(ids[first:], offsets, ends, strict=True))
+        ]
+        return cls(number, ids, first, pieces, list(zip(offsets, ends, strict=True)))
+
+
+def tokenized(model: OpenBook, text: str) -> tuple[list[int], list[int]]:
+    if not isinstance(text, str):
+        raise CorpusError(f"expected a string, got {type(text).__name__}")
+    check_text(text, "the text")
+    return model.lm.tokenize(text)
+
+
+def batches(jobs: list[Job]) -> Iterator[list[Job]]:
+    """Batches of jobs of similar length."""
+    rest = sorted(jobs, key=lambda job: -len(job.ids))
+    while rest:
+        count = max(1, BATCH_TOKENS // len(rest[0].ids))
+        yield rest[:count]
+        rest = rest[count:]

@@ -1,0 +1,66 @@
+"""What a document does for a text, and where the network looks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gnnlm.book import Book
+from gnnlm.gnn.attend import attend
+from tests.conftest import TINY, merge
+from tests.write.test_writing import FP32, PROMPT, built
+
+
+@pytest.fixture(scope="module", params=["states", "projected"])
+def book(
+    request: pytest.FixtureRequest, tiny_lm_dir: Path, text_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Book:
+    values = merge(TINY, {"lm": {"model": str(tiny_lm_dir)}, "corpus": {"source": str(text_dir)}})
+    values = merge(merge(values, FP32), {"cache": {"form": request.param}, "gnn": {"copying": False}})
+    return built(values, tmp_path_factory.mktemp("explain") / "run")
+
+
+def test_influence_is_what_leaving_a_document_out_costs(book: Book) -> None:
+    name = book.documents[1].name
+    text = ("ban dor ", "kisha luto.")
+    got = book.influence(text, [name], predictor="gnn_knn")
+    whole = book.score(text, predictors=["gnn_knn"]).gnn_knn
+    without = book.score(text, predictors=["gnn_knn"], exclude=name).gnn_knn
+    np.testing.assert_allclose(got[name], whole - without)
+    assert np.abs(got[name]).max() > 0
+    assert set(book.influence(text, predictor="base", most=3)) <= {document.name for document in book.documents}
+    assert not np.any(list(book.influence(text, predictor="base", most=2).values()))
+
+
+def test_attention_is_over_the_neighbours_in_the_graph(book: Book) -> None:
+    seen = book.attention(PROMPT)
+    assert len(seen.neighbours) == book.model.predictor.graph_k
+    layers = book.model.predictor.gnn
+    assert layers is not None
+    assert seen.weights.shape[:2] == (layers.options.layers, layers.options.heads)
+    np.testing.assert_allclose(seen.weights.sum((2, 3)), 1.0, atol=1e-5)
+    np.testing.assert_allclose(seen.by_neighbour().sum(1), 1.0, atol=1e-5)
+    nearest = book.neighbors(PROMPT + "x", k=3)[-1]
+    assert [n.position for n in seen.neighbours[:3]] == [n.position for n in nearest]
+
+
+def test_attention_is_that_of_the_forward_pass() -> None:
+    """The weighted mean of the sources under the reported attention is what the layer averages."""
+    torch.manual_seed(0)
+    query, bias = torch.randn(4, 2, 6), torch.randn(4, 2, 5)
+    mask = torch.rand(4, 5) < 0.7
+    table, lines = torch.randn(9, 6), torch.randint(9, (4, 5))
+    scores = torch.einsum("nhc,nsc->nhs", query, table[lines]) + bias
+    weights = scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
+    want = torch.einsum("nhs,nsc->nhc", weights, table[lines])
+    torch.testing.assert_close(attend(query, bias, mask, [table], [lines]), want)
+
+
+def test_attention_does_not_depend_on_the_cache(book: Book) -> None:
+    """The same network without its cache computes the neighbours' states anew."""
+    bare = Book(replace(book.model, predictor=replace(book.model.predictor, cache=None)))
+    np.testing.assert_allclose(book.attention(PROMPT).weights, bare.attention(PROMPT).weights, atol=1e-4)
