@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gnnlm.answers import Attention, Floats, Neighbour, Next, Scores, StoredDocument
 from gnnlm.config import load_config
 from gnnlm.datastore.filter import Names, open_documents
 from gnnlm.errors import ConfigError
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past, Reading
-from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.predict.texts import Job, Text, batches, tokenized
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
@@ -25,87 +23,6 @@ from gnnlm.retrieval.neighbours import Neighbours
 from gnnlm.run import Run
 from gnnlm.write.request import Pen, Stream, request
 from gnnlm.write.sources import Generation
-
-Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The tokens of a text and, by predictor, the log-probability of each and whether it was the likeliest.
-
-    `offsets` are where each token begins and ends in the text; the bytes of one character may be several tokens, which
-    then share it.
-    """
-
-    tokens: list[str]
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-    log_probs: Mapping[str, Floats]
-    top1: Mapping[str, npt.NDArray[np.bool_]]
-
-    def __getattr__(self, name: str) -> Floats:
-        """`scores.base`, `scores.knn`, `scores.gnn`, `scores.gnn_knn`: the log-probabilities of a predictor."""
-        if name not in PREDICTORS:
-            raise AttributeError(name)
-        if name not in self.log_probs:
-            raise AttributeError(f"these scores have no {name}; they have {', '.join(self.log_probs)}")
-        return self.log_probs[name]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def perplexity(self, predictor: str | None = None) -> float:
-        """The perplexity of the text under a predictor; without a name, under the last one scored."""
-        return float(np.exp(-self.log_probs[predictor or list(self.log_probs)[-1]].mean()))
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A place in the store that resembles the text before a token; `token` is what comes next there.
-
-    `start` and `end` are the token's characters in the document.
-    """
-
-    document: str
-    similarity: float
-    position: int
-    start: int
-    end: int
-    before: str
-    token: str
-    after: str
-
-
-@dataclass(frozen=True)
-class Next:
-    """The distribution of the next token by predictor: log-probabilities over the vocabulary."""
-
-    log_probs: Mapping[str, Floats]
-    pieces: Mapping[str, list[tuple[str, float]]]  # the likeliest tokens and their probabilities, likeliest first
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The neighbours that the graph network saw, and its attention over them, [layers, heads, neighbours, slots].
-
-    The slots are those of a neighbour's window that edges lead from. Each head's attention sums to one.
-    """
-
-    neighbours: list[Neighbour]
-    weights: Floats
-
-    def by_neighbour(self) -> Floats:
-        """The mean attention on each neighbour, [layers, neighbours]: over heads, summed over the slots."""
-        summed: Floats = self.weights.mean(1).sum(-1)[:, : len(self.neighbours)]
-        return summed
-
-
-@dataclass(frozen=True)
-class StoredDocument:
-    """A document of the store."""
-
-    name: str
-    tokens: int
 
 
 class Book:

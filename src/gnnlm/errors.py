@@ -1,6 +1,10 @@
 """Errors that are reported to the user in one line; any other exception is a bug."""
 
 
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM. Not an Exception, so that no `except Exception` on the way swallows it."""
+
+
 class GnnlmError(Exception):
     """Shown to the user as one line: what was expected, what was found, what to do."""
 

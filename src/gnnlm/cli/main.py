@@ -7,14 +7,10 @@ import signal
 import sys
 from collections.abc import Callable
 
-from gnnlm.errors import GnnlmError
+from gnnlm.errors import GnnlmError, Interrupted
 
 INTERRUPTED = "interrupted; finished work is kept, and the same command resumes where it stopped"
 _signals: list[int] = []  # received so far
-
-
-class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. Not an Exception, so that no `except Exception` on the way swallows it."""
 
 
 def _interrupt(number: int, _: object) -> None:

@@ -17,7 +17,7 @@ from gnnlm.cli.options import out
 from gnnlm.errors import CorpusError
 
 if TYPE_CHECKING:
-    from gnnlm.book import Scores
+    from gnnlm.answers import Scores
 
 STRONG = 2.0  # gain in nats that gets the full colour
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run directory.")]

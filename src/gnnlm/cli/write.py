@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gnnlm.cli.options import out
 from gnnlm.cli.use import Exclude, Only, RunPath, flat
+from gnnlm.errors import Interrupted
 
 if TYPE_CHECKING:
     from gnnlm.write.request import Stream
@@ -101,7 +102,7 @@ def show_stream(prompt: str, stream: Stream) -> None:
         for piece in stream:
             out.print(_coloured(stream, shown, shown + len(piece)), end="", soft_wrap=True)
             shown += len(piece)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         if stream.writing is None:
             raise
     out.print()
