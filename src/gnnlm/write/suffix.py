@@ -34,6 +34,19 @@ class SuffixIndex:
         self.tokens = tokens
         self.order = _ordered(np.asarray(tokens))
 
+    def ending(self, text: Sequence[int], most: int = 256) -> int:
+        """How many of a text's last tokens stand in the store in one run, at most `most`."""
+        match = self.longest(text)
+        if match is None:
+            return 0
+        best = match.length
+        if best == DEPTH:  # the order looks no further back
+            for position in match.positions:
+                before = self._before(position, most)
+                ends = zip(before, reversed(text), strict=False)
+                best = max(best, next((i for i, (a, b) in enumerate(ends) if a != b), min(len(before), len(text))))
+        return best
+
     def longest(self, text: Sequence[int]) -> Match | None:
         """The positions after the longest occurrence of the text's end; None below `LEAST` tokens."""
         ending = list(reversed(text[-DEPTH:]))
