@@ -47,6 +47,14 @@ class TuneConfig(Section):
         "1 gives all positions the same weight, as in the paper.",
     )
 
+    gate: bool = Field(
+        True,
+        description="Also fit a gate, which computes the weight at each position from how similar the neighbours are, "
+        "how much they agree and how sure the model is, and choose among one weight, buckets and the gate by "
+        "cross-validation on valid. The first token of a text then has a weight of its own. false: one weight per "
+        "bucket, without the comparison.",
+    )
+
     @model_validator(mode="after")
     def _bounded(self) -> TuneConfig:
         tried = math.prod(len(values) for values in (self.ks, self.lambdas, self.temperatures or range(12)))
