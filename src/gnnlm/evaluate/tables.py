@@ -97,8 +97,8 @@ def _weights(report: Report) -> list[str]:
         lines.append(f"Weight of {LABELS[name]}: {found}.")
     if lines:
         lines.append(
-            "Here perplexities on valid are cross-validated; helped and hurt compare with the row without kNN, by nats per "
-            "test token."
+            "Perplexities on valid are cross-validated here; helped and hurt compare with the row without kNN, by nats "
+            "per test token."
         )
     return lines
 
