@@ -90,15 +90,15 @@ def _weights(report: Report) -> list[str]:
     lines = []
     for name, rows in report.weights.items():
         found = "; ".join(
-            f"{variant}{' (chosen)' if row.chosen else ''} {short(row.valid_ppl)} on valid, {short(row.ppl)} on test, "
-            f"{100 * row.helped:.0f}% helped by {_nats(row.gained)}, {100 * row.hurt:.0f}% hurt by {_nats(row.lost)}"
+            f"{variant}{', chosen:' if row.chosen else ':'} {short(row.valid_ppl)} on valid, {short(row.ppl)} on test "
+            f"({100 * row.helped:.0f}% helped, +{_nats(row.gained)}; {100 * row.hurt:.0f}% hurt, -{_nats(row.lost)})"
             for variant, row in rows.items()
         )
-        lines.append(f"Weight of {LABELS[name]}: {found}.")
+        lines.append(f"Weight of kNN in {LABELS[name]}: {found}.")
     if lines:
         lines.append(
-            "Perplexities on valid are cross-validated here; helped and hurt compare with the row without kNN, by nats "
-            "per test token."
+            "On valid by cross-validation. In brackets, against the row without kNN: the share of test tokens helped "
+            "and hurt, and what they add to the mean log-probability, in nats."
         )
     return lines
 

@@ -145,15 +145,14 @@ def fit_one(sample: Sample, lambdas: Sequence[float]) -> float:
 def fit_first(sample: Sample, lambdas: Sequence[float]) -> float:
     """The weight for the first tokens of texts: the smallest that is within a standard error of the best.
 
-    There is one such position for each document, too few to tell weights apart that are about as good, and a text that
-    is not one of the corpus's documents loses by any weight.
+    There is one such position for each document, too few to tell weights apart that are about as good. And a text
+    need not begin as a document of the corpus does, so one that begins as none does is counted in.
     """
-    count, weights = len(sample.lm_N), sorted({0.0, *lambdas})
-    if count < 2:
-        return 0.0
-    losses = sample.losses(weights)
+    weights = sorted({0.0, *lambdas})
+    unknown = -torch.log1p(-torch.tensor(weights, dtype=torch.float64))  # p_kNN gives its first token nothing
+    losses = torch.cat([sample.losses(weights), unknown[:, None]], dim=1)
     worse = losses - losses[losses.sum(1).argmin()]
-    near = worse.mean(1) <= worse.std(1) / math.sqrt(count)
+    near = worse.mean(1) <= worse.std(1, correction=0) / math.sqrt(losses.shape[1])
     return float(weights[int(torch.nonzero(near)[0, 0])])
 
 
