@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from gnnlm.predict.gate import LOGIT, READ, SPREAD, Gate
+from gnnlm.predict.gate import LOGIT, SPREAD, Gate
 from tests.reference.knn import knn_distribution
 
 
 def gate_features(
-    tokens: list[int], similarity: list[float], k: int, temperature: float, read: int, lm: list[float]
+    tokens: list[int], similarity: list[float], k: int, temperature: float, lm: list[float]
 ) -> list[float]:
     """What the gate sees at a position that has a neighbour; `lm` is the model's whole distribution."""
     knn = knn_distribution(tokens, similarity, k, temperature)
@@ -23,7 +23,6 @@ def gate_features(
         lm[best],
         -sum(p * math.log(p) for p in lm if p > 0),
         knn.get(best, 0.0),
-        math.log(1 + min(read, READ)),
     ]
 
 

@@ -36,7 +36,8 @@ class TuneConfig(Section):
         tuple(round(0.025 * i, 3) for i in range(33)),
         min_length=1,
         max_length=1000,
-        description="Weights of the kNN distribution to try: 0 is the model alone, 1 is kNN alone.",
+        description="Weights of the kNN distribution to try: 0 is the model alone, 1 is kNN alone. A gate "
+        "is not limited to them.",
     )
     buckets: int = Field(
         8,

@@ -74,7 +74,7 @@ def sample_text(
         columns = [knn_N, similarity_NK[:, 0], read_N]
         if sure is not None:
             here = Confidence(*(each[start : start + chunk] for each in sure))
-            columns.append(mix.features(tokens_NK, similarity_NK, read_N, here))
+            columns.append(mix.features(tokens_NK, similarity_NK, here))
         parts.append(columns)
     knn_N, *seen = map(torch.cat, zip(*parts, strict=True))
     return Sample(torch.from_numpy(scores), knn_N, Evidence(*seen))

@@ -26,14 +26,12 @@ FEATURES = (
     "lm max",
     "lm entropy",
     "agreement",  # what p_kNN gives to the model's best token
-    "read",  # log of the number of tokens read so far
 )
-READ = 256  # a text is long from here on: further tokens do not count
 SPREAD = 4.0  # a feature counts as at most this far from its mean on valid, in standard deviations
 LOGIT = 10.0  # keeps the weight away from 0 and 1 by 5e-5
 
 
-def features(tokens_NK: Tensor, similarity_NK: Tensor, weights_NK: Tensor, read_N: Tensor, sure: Confidence) -> Tensor:
+def features(tokens_NK: Tensor, similarity_NK: Tensor, weights_NK: Tensor, sure: Confidence) -> Tensor:
     """What the gate sees, float64 [N, F]; of neighbours, nearest first, with the weights they have in p_kNN."""
     probs_NK, tokens = token_probs(tokens_NK, weights_NK.double())
     agreement_N = (weights_NK * (tokens_NK == sure.token[:, None])).sum(-1)
@@ -45,7 +43,6 @@ def features(tokens_NK: Tensor, similarity_NK: Tensor, weights_NK: Tensor, read_
         sure.log_prob.exp(),
         sure.entropy,
         agreement_N,
-        read_N.clamp(max=READ).double().log1p(),
     )
     return torch.stack([column.double() for column in columns], dim=-1)
 

@@ -63,13 +63,13 @@ class Mix:
         if self.gate is None:
             return Evidence(similarity_NK[:, 0], read_N)
         assert sure is not None, "a gate looks at the softmax"
-        return Evidence(similarity_NK[:, 0], read_N, self.features(tokens_NK, similarity_NK, read_N, sure))
+        return Evidence(similarity_NK[:, 0], read_N, self.features(tokens_NK, similarity_NK, sure))
 
-    def features(self, tokens_NK: Tensor, similarity_NK: Tensor, read_N: Tensor, sure: Confidence) -> Tensor:
+    def features(self, tokens_NK: Tensor, similarity_NK: Tensor, sure: Confidence) -> Tensor:
         """What a gate sees of the k nearest neighbours, [N, F]."""
         similarity_NK = similarity_NK[:, : self.k]
         weights_NK = neighbour_weights(similarity_NK, self.temperature)
-        return features(tokens_NK[:, : self.k], similarity_NK, weights_NK, read_N, sure)
+        return features(tokens_NK[:, : self.k], similarity_NK, weights_NK, sure)
 
     def weight_of(self, evidence: Evidence) -> Tensor:
         """The weight of p_kNN at each position, [N]: the one place where it is computed; 0 without neighbours.
