@@ -8,8 +8,8 @@ top-p 0.95). Of every continuation:
 - repetition: the share of its 4-grams that appeared before in it;
 - copied: the share of its tokens that stand in the store in a run of at least 8, and the longest such run;
 - book: the mean share of the book.
-And of the true continuation: how often each predictor's likeliest token is the next one. Intervals are 95%, by bootstrap over
-documents.
+And of the true continuation: how often each predictor's likeliest token is the next one. Intervals are 95%, by
+bootstrap over documents.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ EDGES: dict[str, set[str]] = {  # what each package imports of the others; the l
     "gnn": {"graph"},
     "predict": {"corpus", "datastore", "gnn", "graph", "lm", "retrieval"},
     "train": {"corpus", "datastore", "gnn", "graph", "lm", "predict"},
-    "evaluate": {"corpus", "datastore", "gnn", "predict"},
+    "evaluate": {"corpus", "datastore", "gnn", "lm", "predict"},
     "write": {"datastore", "lm", "predict", "retrieval"},
     "run": {"corpus", "datastore", "evaluate", "gnn", "lm", "predict", "retrieval", "train"},
 }

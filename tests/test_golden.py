@@ -22,10 +22,11 @@ from tests.train.test_lm import SCRATCH
 
 FILE = Path(__file__).parent / "golden" / "log_probs.json"
 TOKENS = 24
-STEPS = {"train": {"curriculum": [{"k": 4, "steps": 3}, {"k": 8, "steps": 2}]}}
+STEPS = {"train": {"curriculum": [{"k": 4, "steps": 3}, {"k": 8, "steps": 2}]}, "tune": {"gate": False}}
 PQ = {"kind": "pq", "bytes": 8, "train_rows": 2000}
 CASES: dict[str, dict[str, Any]] = {
     "default, projected": {},
+    "default, gate": {"tune": {"gate": True}},
     "default, pq, cache pq": {"codec": PQ, "cache": {"form": "states", "dtype": "pq", "bytes": 8}},
     "paper, states": {"gnn": {"preset": "paper"}, "cache": {"form": "states"}, "tune": {"buckets": 1}},
     "paper, pq, projected": {"gnn": {"preset": "paper"}, "codec": PQ},

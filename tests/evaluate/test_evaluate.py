@@ -13,7 +13,7 @@ import torch
 from gnnlm.evaluate.report import Report, ScoredTest, bootstrap_interval, read_report
 from gnnlm.evaluate.tables import cells, markdown
 from gnnlm.evaluate.tune import Grid, tune_mixes
-from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs
+from gnnlm.predict.knn import Evidence, Mix, knn_target_log_probs, mix_log_probs
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.run import Run
 
@@ -51,7 +51,8 @@ def test_tuning_by_similarity(tiny_run: Run) -> None:
     mix = chosen["base"]
     assert len(mix.weights) == len(mix.edges) + 1 == 4
     knn = knn_target_log_probs(tokens, similarity.double(), targets, 8, 0.1)
-    weight = mix.weight_of(similarity)
+    evidence = Evidence(similarity[:, 0], torch.ones(len(similarity)))
+    weight = mix.weight_of(evidence)
     bucket = torch.bucketize(similarity[:, 0].contiguous(), torch.tensor(mix.edges), right=True)
     for number in range(4):
         mine = bucket == number
@@ -60,7 +61,7 @@ def test_tuning_by_similarity(tiny_run: Run) -> None:
         torch.testing.assert_close(weight[mine], torch.full_like(weight[mine], lambdas[int(np.argmin(each))]))
     loss = -mix_log_probs(base, knn, weight).mean().item()
     assert loss <= min(table["losses"]["base"][0][0]) + 1e-9
-    assert Mix(**json.loads(json.dumps(mix.as_dict()))).weight_of(similarity).equal(weight)
+    assert Mix.of(json.loads(json.dumps(mix.as_dict()))).weight_of(evidence).equal(weight)
     many, _ = tune_mixes(text, store, {"base": base.numpy()}, Grid((8,), (0.1,), lambdas, 100))
     assert len(many["base"].weights) == len(targets) // 200
 

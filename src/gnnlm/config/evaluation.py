@@ -36,7 +36,8 @@ class TuneConfig(Section):
         tuple(round(0.025 * i, 3) for i in range(33)),
         min_length=1,
         max_length=1000,
-        description="Weights of the kNN distribution to try: 0 is the model alone, 1 is kNN alone.",
+        description="Weights of the kNN distribution to try: 0 is the model alone, 1 is kNN alone. A gate "
+        "is not limited to them.",
     )
     buckets: int = Field(
         8,
@@ -45,6 +46,14 @@ class TuneConfig(Section):
         description="Positions are grouped into this many buckets by the similarity of their nearest neighbour, and "
         "each bucket gets its own weight. There are fewer buckets when valid has fewer than 200 positions for each. "
         "1 gives all positions the same weight, as in the paper.",
+    )
+
+    gate: bool = Field(
+        True,
+        description="Also fit a gate, which computes the weight at each position from how similar the neighbours are, "
+        "how much they agree and how sure the model is, and choose among one weight, buckets and the gate by "
+        "cross-validation on valid. The first token of a text then has a weight of its own. false: one weight per "
+        "bucket, without the comparison.",
     )
 
     @model_validator(mode="after")

@@ -12,10 +12,12 @@ from gnnlm.artifact import Artifact, Draft, write_json
 from gnnlm.config import EvalConfig
 from gnnlm.corpus.stream import SPLITS, Stream
 from gnnlm.evaluate.plots import plot_rows, plot_training
-from gnnlm.evaluate.report import CacheFacts, CodecFacts, LmFacts, Report, ScoredTest, TrainingFacts
+from gnnlm.evaluate.report import CacheFacts, CodecFacts, LmFacts, Report, ScoredTest, TrainingFacts, WeightRow
 from gnnlm.evaluate.tables import markdown
-from gnnlm.predict.predictor import Predictor
-from gnnlm.predict.score import SearchedText, score_text
+from gnnlm.evaluate.weigh import sample_text
+from gnnlm.predict.knn import Mix
+from gnnlm.predict.predictor import MIXED, STATE_OF, Predictor
+from gnnlm.predict.score import Scored, SearchedText, score_surely
 
 PARTS = {  # what each predictor spends time on
     "base": ("encode", "head"),
@@ -46,7 +48,9 @@ class Evaluation:
 def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int, seed: int) -> Artifact:
     """Score test under every predictor; write the table, the JSON, the Markdown, the figures and the scores."""
     names = given.predictor.names
-    scores, seconds = score_text(given.predictor, given.text, config.block, "score test", names)
+    asked = given.tuned.facts.get("variants", ())
+    scored = score_surely(given.predictor, given.text, config.block, "score test", names, asked)
+    scores, seconds = scored.log_probs, scored.seconds
     seconds["head"] /= (
         len(names) / 2
     )  # the pass made a softmax for each state and a mix for each predictor that has one
@@ -71,6 +75,7 @@ def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int
         store_tokens=corpus["train"]["tokens"],
         model=given.model,
         mix=given.tuned.facts["mix"],
+        weights=_weights(given, scored),
         lm=LmFacts(**_facts(given.lm)),
         overlap={split: corpus[split]["overlap"] for split in SPLITS},
         overlap_ngram=ngram,
@@ -88,6 +93,25 @@ def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int
         history = json.loads(given.training.text("history.json"))
         plot_training(history, given.training.facts["best_step"], draft.file("training.png"))
     return draft.finish({"predictors": list(names)})
+
+
+def _weights(given: Evaluation, scored: Scored) -> dict[str, dict[str, WeightRow]]:
+    """What one weight, buckets and a gate make of the test tokens, by predictor; empty without a gate."""
+    text, store, variants = given.text, given.predictor.graphs.store, given.tuned.facts.get("variants", {})
+    rows: dict[str, dict[str, WeightRow]] = {}
+    for name in given.predictor.names:
+        state = STATE_OF[name]
+        if name not in MIXED or state not in variants:
+            continue
+        rows[name], without = {}, scored.log_probs[state]
+        for variant, fitted in variants[state].items():
+            chosen, scores = fitted["mix"] == given.tuned.facts["mix"][state], scored.log_probs[name]
+            if not chosen:
+                mix = Mix.of(fitted["mix"])
+                sure = None if mix.gate is None else scored.sure[state]
+                scores = sample_text(text, store, without, mix, sure).log_probs(mix).numpy()
+            rows[name][variant] = WeightRow.of(scores, without, fitted["valid_loss"], chosen)
+    return rows
 
 
 def _facts(artifact: Artifact | None) -> dict[str, Any]:

@@ -39,6 +39,32 @@ class Row(Part):
     change: float | None
 
 
+class WeightRow(Part):
+    """One way to weigh kNN, against the same softmax without kNN: `gained` and `lost` are nats per test token."""
+
+    chosen: bool
+    valid_ppl: float | None
+    ppl: float | None
+    helped: float
+    hurt: float
+    gained: float | None
+    lost: float | None
+
+    @classmethod
+    def of(cls, scores: Floats, without: Floats, valid_loss: float, chosen: bool) -> WeightRow:
+        """From the log-probabilities of the test tokens and the cross-validated loss on valid."""
+        gain = scores - without
+        return cls(
+            chosen=chosen,
+            valid_ppl=_plain(perplexity(valid_loss)),
+            ppl=_plain(perplexity(-float(scores.mean()))),
+            helped=float((gain > SAME).mean()),
+            hurt=float((gain < -SAME).mean()),
+            gained=_plain(float(gain.clip(min=0).mean())),
+            lost=_plain(float(-gain.clip(max=0).mean())),
+        )
+
+
 class DocumentRow(Part):
     """One test document: its tokens, and its perplexity by predictor."""
 
@@ -95,6 +121,7 @@ class Report(BaseModel):
     store_tokens: int
     model: str
     mix: dict[str, dict[str, Any]]
+    weights: dict[str, dict[str, WeightRow]] = {}
     lm: LmFacts
     overlap: dict[str, dict[str, Any] | None]
     overlap_ngram: int

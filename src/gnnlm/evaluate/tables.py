@@ -70,11 +70,12 @@ def headline(report: Report) -> str:
 def notes(report: Report) -> list[str]:
     """The notes below the table, one per line."""
     mixes = "; ".join(
-        f"k = {mix['k']}, T = {mix['temperature']:g}, lambda = {_weight(mix)} for {'GNN' if name == 'gnn' else name}"
+        f"k = {mix['k']}, T = {mix['temperature']:g}, lambda {_weight(mix)} for {'GNN' if name == 'gnn' else name}"
         for name, mix in report.mix.items()
     )
     return [
         f"kNN: {mixes}; chosen on valid.",
+        *_weights(report),
         "helped and hurt: the share of tokens whose probability rose or fell. Mixing kNN in lowers most of them a "
         "little and raises some a lot, so perplexity can fall where most tokens are hurt.",
         *_overlap(report.overlap, report.overlap_ngram),
@@ -84,9 +85,33 @@ def notes(report: Report) -> list[str]:
     ]
 
 
+def _weights(report: Report) -> list[str]:
+    """How the ways to weigh kNN compare, a line for each predictor that has it."""
+    lines = []
+    for name, rows in report.weights.items():
+        found = "; ".join(
+            f"{variant}{', chosen:' if row.chosen else ':'} {short(row.valid_ppl)} on valid, {short(row.ppl)} on test "
+            f"({100 * row.helped:.0f}% helped, +{_nats(row.gained)}; {100 * row.hurt:.0f}% hurt, -{_nats(row.lost)})"
+            for variant, row in rows.items()
+        )
+        lines.append(f"Weight of kNN in {LABELS[name]}: {found}.")
+    if lines:
+        lines.append(
+            "On valid by cross-validation. In brackets, against the row without kNN: the share of test tokens helped "
+            "and hurt, and what they add to the mean log-probability, in nats."
+        )
+    return lines
+
+
+def _nats(value: float | None) -> str:
+    return "inf" if value is None else f"{value:.3f}"
+
+
 def _weight(mix: dict[str, Any]) -> str:
+    if mix.get("gate"):
+        return "by a gate"
     each = mix.get("weights")
-    return f"{min(each):g} to {max(each):g} by similarity" if each else f"{mix['weight']:g}"
+    return f"= {min(each):g} to {max(each):g} by similarity" if each else f"= {mix['weight']:g}"
 
 
 def _overlap(found: dict[str, Any], n: int) -> list[str]:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from gnnlm.config.evaluation import COSINE_TEMPERATURES, L2_TEMPERATURES
 from gnnlm.datastore.store import Store
+from gnnlm.evaluate.weigh import Choice, choose_weights, sample_text
 from gnnlm.gnn.options import similarity_unit
 from gnnlm.predict.knn import Mix, bucket_of
-from gnnlm.predict.score import SearchedText
+from gnnlm.predict.score import Scored, SearchedText
 from gnnlm.progress import Track
 
 BUCKET_POSITIONS = 200  # the fewest positions that a weight is chosen on
@@ -102,6 +103,35 @@ def tune_mixes(
         chosen[name] = Mix(ks[k], float(temperatures[t]), one, edges, each if edges else ())
         tables[name] = (table.sum(0) / len(lines)).tolist()
     return chosen, {"ks": ks, "temperatures": list(temperatures), "lambdas": list(lambdas), "losses": tables}
+
+
+def best_with_one_weight(table: dict[str, Any], name: str) -> Mix:
+    """The mix with the lowest loss among those with one weight, from the losses of every combination."""
+    losses = np.array(table["losses"][name])
+    t, k, weight = (int(i) for i in np.unravel_index(int(losses.argmin()), losses.shape))
+    return Mix(table["ks"][k], float(table["temperatures"][t]), float(table["lambdas"][weight]))
+
+
+def choose_mixes(
+    text: SearchedText, store: Store, scored: Scored, tuned: tuple[dict[str, Mix], dict[str, Any]]
+) -> dict[str, Choice]:
+    """For base and for GNN: one weight, buckets and a gate, each fitted on valid, and which of them is best there.
+
+    One weight has its own k and T; the gate shares those of the buckets. `tuned` is what `tune_mixes` found.
+    """
+    mixes, table = tuned
+    lines = torch.nonzero(text.text.tokens_P >= 0)[:, 0]
+    document_N = text.text.document_of(lines)
+    chosen = {}
+    for name, mix in mixes.items():
+        scores, one = scored.log_probs[name], best_with_one_weight(table, name)
+        sample = sample_text(text, store, scores, mix, scored.sure[name])
+        samples = {"one weight": (one, sample_text(text, store, scores, one))}
+        if mix.weights:
+            samples["buckets"] = (mix, sample)
+        samples["gate"] = (mix, sample)
+        chosen[name] = choose_weights(samples, document_N, table["lambdas"])
+    return chosen
 
 
 def bucket_edges(nearest_N: Tensor, buckets: int) -> list[float]:

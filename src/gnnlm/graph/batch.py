@@ -41,7 +41,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Context:
-    """Context nodes: their states, positions in the text, and document numbers (-1: padding)."""
+    """Context nodes: their states, positions in their text (0: nothing was read), document numbers (-1: padding)."""
 
     states_BTD: Tensor
     position_BT: Tensor

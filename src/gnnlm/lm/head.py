@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -20,6 +20,23 @@ from torch import Tensor, nn
 from gnnlm.products import product
 
 CHUNK_LOGITS = 2**25  # logits held at once: 128 MB of float32
+
+
+class Confidence(NamedTuple):
+    """How sure a softmax is at each state: its best token, that token's log-probability, and the entropy in nats."""
+
+    token: Tensor
+    log_prob: Tensor
+    entropy: Tensor
+
+    @classmethod
+    def of(cls, log_probs_NV: Tensor) -> Confidence:
+        """
+        >>> Confidence.of(torch.tensor([[0.5, 0.25, 0.25]]).log()).entropy
+        tensor([1.0397])
+        """
+        log_prob, token = log_probs_NV.max(-1)
+        return cls(token, log_prob, -torch.linalg.vecdot(log_probs_NV.exp(), log_probs_NV))
 
 
 class Head(nn.Module, ABC):
@@ -54,6 +71,20 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def target_log_probs(self, states_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Log-probability of one token per state, [N], without ever holding [N, V]; differentiable in the states."""
+
+    def confidence(self, states_ND: Tensor) -> Confidence:
+        """How sure the softmax is, [N] each, without ever holding [N, V]."""
+        return self.target_confidence(states_ND, torch.zeros(len(states_ND), dtype=torch.long, device=self.device))[1]
+
+    def target_confidence(self, states_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Confidence]:
+        """Log-probability of one token per state, [N], and how sure the softmax is, without ever holding [N, V]."""
+        values, sure = [], []
+        chunk = max(1, CHUNK_LOGITS // self.vocab_size)
+        for states, targets in zip(states_ND.split(chunk), targets_N.split(chunk), strict=True):
+            log_probs = self.log_probs(states)
+            values.append(log_probs.gather(1, targets[:, None])[:, 0])
+            sure.append(Confidence.of(log_probs))
+        return torch.cat(values), Confidence(*map(torch.cat, zip(*sure, strict=True)))
 
     @abstractmethod
     def on(self, device: torch.device | str) -> Head:

@@ -11,20 +11,34 @@ Shapes: N positions, K neighbours, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gnnlm.lm.head import Confidence
+from gnnlm.predict.gate import Gate, features
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the weight at a position may depend on, [N] each; `features_NF` only for a gate."""
+
+    nearest_N: Tensor  # the similarity of the nearest neighbour; minus infinity where there is none
+    read_N: Tensor  # tokens of the text read so far
+    features_NF: Tensor | None = None
+
 
 @dataclass(frozen=True)
 class Mix:
     """How many neighbours, at which temperature, with which weight.
 
-    The weight may depend on the similarity of the nearest neighbour: `edges` divide the similarities into buckets, and
-    `weights` has one weight per bucket. Without them, the weight is the same everywhere.
+    The weight is the same everywhere, or comes from a bucket of the nearest neighbour's similarity (`edges` divide the
+    similarities, `weights` has one weight per bucket), or from a gate. All texts share the state that predicts their
+    first token, so its similarity to the first token of every document is 1 and means nothing; where `first` is given,
+    it is the weight there.
     """
 
     k: int
@@ -32,21 +46,49 @@ class Mix:
     weight: float
     edges: Sequence[float] = ()
     weights: Sequence[float] = ()
+    first: float | None = None
+    gate: Gate | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        return values if self.weights else {name: values[name] for name in ("k", "temperature", "weight")}
+        return {name: value for name, value in asdict(self).items() if value not in (None, (), [])}
 
-    def weight_of(self, similarity_NK: Tensor) -> Tensor:
-        """The weight at each position, [N], given its neighbours' similarity, nearest first.
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Mix:
+        """A mix from what `as_dict` gave."""
+        gate = values.get("gate")
+        return cls(**{**values, "gate": None if gate is None else Gate(**gate)})
 
-        >>> Mix(1, 1.0, 0.3, edges=(0.5,), weights=(0.1, 0.6)).weight_of(torch.tensor([[0.4, 0.3], [0.9, 0.2]]))
-        tensor([0.1000, 0.6000])
+    def evidence(self, tokens_NK: Tensor, similarity_NK: Tensor, read_N: Tensor, sure: Confidence | None) -> Evidence:
+        """What the weight depends on, given neighbours, nearest first, and, for a gate, how sure the softmax is."""
+        if self.gate is None:
+            return Evidence(similarity_NK[:, 0], read_N)
+        assert sure is not None, "a gate looks at the softmax"
+        return Evidence(similarity_NK[:, 0], read_N, self.features(tokens_NK, similarity_NK, sure))
+
+    def features(self, tokens_NK: Tensor, similarity_NK: Tensor, sure: Confidence) -> Tensor:
+        """What a gate sees of the k nearest neighbours, [N, F]."""
+        similarity_NK = similarity_NK[:, : self.k]
+        weights_NK = neighbour_weights(similarity_NK, self.temperature)
+        return features(tokens_NK[:, : self.k], similarity_NK, weights_NK, sure)
+
+    def weight_of(self, evidence: Evidence) -> Tensor:
+        """The weight of p_kNN at each position, [N]: the one place where it is computed; 0 without neighbours.
+
+        >>> mix = Mix(1, 1.0, 0.3, edges=(0.5,), weights=(0.1, 0.6), first=0.0)
+        >>> mix.weight_of(Evidence(torch.tensor([0.4, 0.9, 1.0]), torch.tensor([2, 1, 0])))
+        tensor([0.1000, 0.6000, 0.0000])
         """
-        nearest_N = similarity_NK[:, 0]
-        if not self.weights:
-            return torch.full_like(nearest_N, self.weight)
-        return nearest_N.new_tensor(self.weights)[bucket_of(nearest_N, self.edges)]
+        nearest_N = evidence.nearest_N
+        if self.gate is not None:
+            assert evidence.features_NF is not None
+            weight_N = self.gate.weight_of(evidence.features_NF).to(nearest_N.dtype)
+        elif self.weights:
+            weight_N = nearest_N.new_tensor(self.weights)[bucket_of(nearest_N, self.edges)]
+        else:
+            weight_N = torch.full_like(nearest_N, self.weight)
+        if self.first is not None:
+            weight_N = weight_N.masked_fill(evidence.read_N == 0, self.first)
+        return weight_N.masked_fill(torch.isneginf(nearest_N), 0.0)
 
 
 def bucket_of(nearest_N: Tensor, edges: Sequence[float]) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from gnnlm.errors import ConfigError
 from gnnlm.gnn.model import Carry, GnnModel, SourceCache
 from gnnlm.graph.batch import Context
-from gnnlm.lm.head import Head
+from gnnlm.lm.head import Confidence, Head
 from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.knn import Mix, knn_log_probs, knn_target_log_probs, mix_log_probs
 from gnnlm.retrieval.neighbours import Neighbours
@@ -34,63 +34,97 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
+class LmScores(NamedTuple):
+    """The log-probability of one token per position, [N], under a softmax, and, where asked for, how sure it is."""
+
+    log_probs: Tensor
+    sure: Confidence | None = None
+
+
 @dataclass(frozen=True)
 class Prediction:
     """States for the frozen softmax, by origin (`base`, `gnn`), and the retrieved neighbours with their tokens.
 
     Tensors have any leading shape; `prediction[index]` picks positions of all of them. `real`, of that shape, is false
-    at padding.
+    at padding; `read` is the number of tokens of its text that were read before the prediction.
     """
 
     states: Mapping[str, Tensor]
     neighbours: Neighbours
     tokens: Tensor
     real: Tensor
+    read: Tensor
     predictor: Predictor
 
     def __getitem__(self, index: Any) -> Prediction:
         states = {name: states[index] for name, states in self.states.items()}
-        return Prediction(states, self.neighbours[index], self.tokens[index], self.real[index], self.predictor)
-
-    def knn_weight(self, name: str) -> Tensor:
-        """The weight of p_kNN at each position in a predictor that has one."""
-        return self.predictor.mixes[STATE_OF[name]].weight_of(self.neighbours.similarity)
+        real, read = self.real[index], self.read[index]
+        return Prediction(states, self.neighbours[index], self.tokens[index], real, read, self.predictor)
 
     def lm_target_log_probs(self, targets_N: Tensor) -> dict[str, Tensor]:
         """Log-probability of one token per position, [N], under each softmax, before any mix."""
         head = self.predictor.head
         return {name: head.target_log_probs(states_ND, targets_N) for name, states_ND in self.states.items()}
 
+    def lm_scores(self, targets_N: Tensor, confident: Collection[str]) -> dict[str, LmScores]:
+        """The same, with how sure each softmax named in `confident` is."""
+        head, found = self.predictor.head, {}
+        for name, states_ND in self.states.items():
+            if name in confident:
+                found[name] = LmScores(*head.target_confidence(states_ND, targets_N))
+            else:
+                found[name] = LmScores(head.target_log_probs(states_ND, targets_N))
+        return found
+
+    def knn_weight(self, name: str, sure: Confidence | None = None) -> Tensor:
+        """The weight of p_kNN at each position, [N], in the predictor `knn` or `gnn_knn`; of [N] positions.
+
+        `sure` is how sure that predictor's softmax is; a gate needs it, and makes a pass of the softmax if it is not
+        given.
+        """
+        state = STATE_OF[name]
+        if sure is None and state in self.predictor.gated((name,)):
+            sure = self.predictor.head.confidence(self.states[state])
+        mix = self.predictor.mixes[state]
+        return mix.weight_of(mix.evidence(self.tokens, self.neighbours.similarity, self.read, sure))
+
     def mixed_target_log_probs(
-        self, lm: Mapping[str, Tensor], targets_N: Tensor, wanted: Collection[str]
+        self, lm: Mapping[str, LmScores], targets_N: Tensor, wanted: Collection[str]
     ) -> dict[str, Tensor]:
         """The log-probabilities of the wanted predictors, [N] each, given those of each softmax."""
         scores = {}
         for name in wanted:
-            scores[name] = lm[STATE_OF[name]]
+            scores[name], sure = lm[STATE_OF[name]]
             if name in MIXED:
                 mix = self.predictor.mixes[STATE_OF[name]]
                 knn = knn_target_log_probs(self.tokens, self.neighbours.similarity, targets_N, mix.k, mix.temperature)
-                scores[name] = mix_log_probs(scores[name], knn, mix.weight_of(self.neighbours.similarity))
+                scores[name] = mix_log_probs(scores[name], knn, self.knn_weight(name, sure))
         return scores
 
     def target_log_probs(self, targets_N: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
         """Log-probability of one token per position, [N], by predictor; of a prediction over [N] positions."""
-        return self.mixed_target_log_probs(self.lm_target_log_probs(targets_N), targets_N, wanted)
+        lm = self.lm_scores(targets_N, self.predictor.gated(wanted))
+        return self.mixed_target_log_probs(lm, targets_N, wanted)
 
     def log_probs(self, wanted: Collection[str]) -> dict[str, Tensor]:
         """Log-probabilities over the whole vocabulary, [N, V], by predictor; of a prediction over [N] positions."""
-        head = self.predictor.head
         used = dict.fromkeys(STATE_OF[name] for name in wanted)
-        lm = {name: head.log_probs(self.states[name]) for name in used}
-        scores = {}
-        for name in wanted:
-            scores[name] = lm[STATE_OF[name]]
-            if name in MIXED:
-                mix = self.predictor.mixes[STATE_OF[name]]
-                knn = knn_log_probs(self.tokens, self.neighbours.similarity, head.vocab_size, mix.k, mix.temperature)
-                scores[name] = mix_log_probs(scores[name], knn, mix.weight_of(self.neighbours.similarity))
-        return scores
+        lm = {state: self.predictor.head.log_probs(self.states[state]) for state in used}
+        return {name: self._mixed(name, lm[STATE_OF[name]])[0] for name in wanted}
+
+    def distribution(self, name: str) -> tuple[Tensor, Tensor]:
+        """One predictor's log-probabilities over the vocabulary, [N, V], and the weight of p_kNN in them, [N]."""
+        return self._mixed(name, self.predictor.head.log_probs(self.states[STATE_OF[name]]))
+
+    def _mixed(self, name: str, lm_NV: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, given those of the predictor's softmax."""
+        if name not in MIXED:
+            return lm_NV, lm_NV.new_zeros(len(lm_NV))
+        mix = self.predictor.mixes[STATE_OF[name]]
+        weight_N = self.knn_weight(name, None if mix.gate is None else Confidence.of(lm_NV))
+        vocab = self.predictor.head.vocab_size
+        knn_NV = knn_log_probs(self.tokens, self.neighbours.similarity, vocab, mix.k, mix.temperature)
+        return mix_log_probs(lm_NV, knn_NV, weight_N), weight_N
 
 
 @dataclass(frozen=True)
@@ -125,6 +159,11 @@ class Predictor:
         ks = [self.mixes[STATE_OF[name]].k for name in wanted if name in MIXED]
         return max([*ks, *(self.graph_k for name in wanted if STATE_OF[name] == "gnn")], default=0)
 
+    def gated(self, wanted: Collection[str]) -> set[str]:
+        """The states whose softmax these predictors' gates look at."""
+        mixed = {STATE_OF[name] for name in wanted if name in MIXED}
+        return {state for state in mixed if self.mixes[state].gate is not None}
+
     @torch.inference_mode()
     def step(
         self,
@@ -150,4 +189,5 @@ class Predictor:
         tokens_BTK = self.graphs.store.tokens(neighbours.positions.clamp(min=0))
         tokens_BTK = tokens_BTK.masked_fill_(neighbours.positions < 0, -1)
         real_BT = (context.document_BT >= 0).to(device)
-        return Prediction(states, neighbours.to(device), tokens_BTK.to(device), real_BT, self), carry
+        read_BT = context.position_BT.to(device)
+        return Prediction(states, neighbours.to(device), tokens_BTK.to(device), real_BT, read_BT, self), carry

@@ -129,7 +129,10 @@ def _cache_inputs(run: Run, _: Facts) -> dict[str, Any]:
 def _tune_inputs(run: Run, _: Facts) -> dict[str, Any]:
     tune = run.config.tune
     grid = COSINE_TEMPERATURES if run.config.index.metric == "cosine" else ["units of l2", *L2_TEMPERATURES]
-    section = _section(tune, "tune", skip=("temperatures",))
+    section = _section(tune, "tune", skip=("temperatures", "gate"))
+    was = _made_from(run, "tune")
+    if tune.gate and not (run.reading and was and "tune.gate" not in was):  # an older run can be read as it is
+        section["tune.gate"] = True
     return {**section, "tune.temperatures": tune.temperatures or grid, "graph k": run.graph_k}
 
 

@@ -97,7 +97,8 @@ class Parts:
         segment = self.segments[split]
         if split == "train" and (unread := self.unread_states) is not None:
             segment = replace(segment, states_PD=mapped(unread))
-        return SearchedText(segment, open_table(self._run.artifact("search"), split))
+        table = open_table(self._run.artifact("search"), split)
+        return SearchedText(segment, table, self._run.config.lm.continuous)
 
     @property
     def unread_states(self) -> Array | None:
@@ -145,4 +146,4 @@ class Parts:
     def predictor(self) -> Predictor:
         """The tuned predictor."""
         chosen = self._run.artifact("tune").facts["mix"]
-        return self.predictor_with({name: Mix(**values) for name, values in chosen.items()})
+        return self.predictor_with({name: Mix.of(values) for name, values in chosen.items()})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import SCRATCH, LMConfig
 from gnnlm.errors import ModelError
-from gnnlm.progress import warn
+from gnnlm.progress import say, warn
 
 if TYPE_CHECKING:
     from gnnlm.run import Run
@@ -183,17 +183,30 @@ def _build_cache(run: Run, draft: Draft) -> Artifact:
 
 def _build_tuning(run: Run, draft: Draft) -> Artifact:
     from gnnlm.artifact import write_json
-    from gnnlm.evaluate.tune import Grid, default_temperatures, tune_mixes
-    from gnnlm.predict.score import score_text
+    from gnnlm.evaluate.tune import Grid, choose_mixes, default_temperatures, tune_mixes
+    from gnnlm.predict.predictor import perplexity
+    from gnnlm.predict.score import score_surely
 
     config, parts, valid = run.config.tune, run.parts, run.parts.searched("valid")
     wanted = ("base",) if parts.gnn is None else ("base", "gnn")
-    scores, _ = score_text(parts.predictor_with({}), valid, run.config.eval.block, "score valid", wanted)
+    asked = wanted if config.gate else ()
+    scored = score_surely(parts.predictor_with({}), valid, run.config.eval.block, "score valid", wanted, asked)
     temperatures = config.temperatures or default_temperatures(run.config.index.metric, valid.table.similarity)
     grid = Grid(config.ks, temperatures, config.lambdas, config.buckets)
-    chosen, tables = tune_mixes(valid, parts.store, scores, grid)
-    write_json(draft.file("tuning.json"), tables)
-    return draft.finish({"mix": {name: mix.as_dict() for name, mix in chosen.items()}})
+    mixes, table = tune_mixes(valid, parts.store, scored.log_probs, grid)
+    write_json(draft.file("tuning.json"), table)
+    if not config.gate:
+        return draft.finish({"mix": {name: mix.as_dict() for name, mix in mixes.items()}})
+    chosen = choose_mixes(valid, parts.store, scored, (mixes, table))
+    for name, choice in chosen.items():
+        ppls = ", ".join(f"{variant} {perplexity(loss):.3f}" for variant, loss in choice.losses.items())
+        say(f"tune: cross-validated perplexity of {name} with {ppls}; {choice.best} is used")
+    return draft.finish(
+        {
+            "mix": {name: choice.mixes[choice.best].as_dict() for name, choice in chosen.items()},
+            "variants": {name: choice.as_dict() for name, choice in chosen.items()},
+        }
+    )
 
 
 def _build_report(run: Run, draft: Draft) -> Artifact:

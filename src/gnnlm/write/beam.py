@@ -25,7 +25,6 @@ def search_beams(writer: Writer, prompt: Sequence[int], beams: int, n: int) -> l
     """
     began = time.perf_counter()
     model, order = writer.model, writer.order
-    name = order.predictor
     prediction, past = writer.prefill([prompt])
     past = past.select([0] * beams)
     prediction = prediction[[0] * beams]
@@ -34,8 +33,7 @@ def search_beams(writer: Writer, prompt: Sequence[int], beams: int, n: int) -> l
     finished: list[tuple[float, list[Written], str]] = []
     steps = 0
     while True:
-        log_probs_MV = prediction.log_probs((name,))[name]
-        weights_MK = writer.weights(prediction)
+        log_probs_MV, parts_MK = writer.distributions(prediction)
         vocab = log_probs_MV.shape[1]
         scores = (totals_M[:, None].to(log_probs_MV) + log_probs_MV).flatten()
         best = scores.topk(min(2 * beams, len(scores)))
@@ -44,7 +42,7 @@ def search_beams(writer: Writer, prompt: Sequence[int], beams: int, n: int) -> l
             if total == -math.inf:
                 continue
             beam, token = divmod(flat, vocab)
-            line = [*written[beam], writer.written(prediction[beam], log_probs_MV[beam], weights_MK[beam], token)]
+            line = [*written[beam], writer.written(prediction[beam], log_probs_MV[beam], parts_MK[beam], token)]
             ends = _ends(writer, prompt, line)
             if ends:
                 if rank < beams:

@@ -150,6 +150,7 @@ class Drafter:
         ahead_RL = positions_R[:, None] + torch.arange(1, LONGEST + 1)
         tokens_RL = self.store.tokens(ahead_RL.clamp(max=len(self.store) - 1)).numpy()
         weights = weights_R.double().numpy()
+        total = max(float(weights.sum()), 1e-30)
         alive = np.arange(len(weights))
         for step in range(LONGEST):
             following = tokens_RL[alive, step]
@@ -160,7 +161,7 @@ class Drafter:
             masses = np.bincount(number, weights[alive])
             best = int(masses.argmax())
             draft.tokens.append(int(choices[best]))
-            draft.kinds.append(("rows", min(3, int(4 * masses[best]))))
+            draft.kinds.append(("rows", min(3, int(4 * masses[best] / total))))
             alive = alive[number == best]
         return draft
 

@@ -39,7 +39,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Voters:
-    """The neighbours with the token that was written: the weight of each in p_kNN, its share in the probability."""
+    """The neighbours with the token that was written: how heavy each is, and its share in the token's probability."""
 
     positions: Tensor
     similarity: Tensor
@@ -106,11 +106,10 @@ class Writer:
             for place, row in enumerate(rows)
         ]
         searches = self._past.searches
-        log_probs_BV = prediction.log_probs((order.predictor,))[order.predictor]
-        weights_BK = self.weights(prediction)
+        log_probs_BV, parts_BK = self.distributions(prediction)
         for place, (writing, row) in enumerate(zip(writings, rows, strict=True)):
             writing.searches = searches[place]
-            self._take(writing, prediction[row], log_probs_BV[row], weights_BK[row])
+            self._take(writing, prediction[row], log_probs_BV[row], parts_BK[row])
         self.active = list(writings)
         self._time(writings, began)
         self._leave()
@@ -127,13 +126,12 @@ class Writer:
         prediction, past = self.model.read(blocks, past, self.wanted, order.allowed, pointers=order.pointers)
         real_BT = prediction.real.cpu()
         real = prediction[prediction.real]
-        log_probs_NV = real.log_probs((order.predictor,))[order.predictor]
-        weights_NK = self.weights(real)
+        log_probs_NV, parts_NK = self.distributions(real)
         line, kept, neighbours = 0, [], []
         for number, (writing, draft) in enumerate(zip(writings, drafts, strict=True)):
             accepted = 0
             for place in range(len(draft.tokens) + 1):
-                self._take(writing, real[line + place], log_probs_NV[line + place], weights_NK[line + place])
+                self._take(writing, real[line + place], log_probs_NV[line + place], parts_NK[line + place])
                 if place == len(draft.tokens) or writing.finish_reason:
                     break
                 same = writing.last == draft.tokens[place]
@@ -180,35 +178,36 @@ class Writer:
         assert past is not None
         return _gathered([one for one in last if one is not None]), past
 
-    def weights(self, prediction: Prediction) -> Tensor:
-        """The weight of every neighbour in p_kNN, [N, K]: zero beyond the mix's k."""
-        mix = prediction.predictor.mixes[STATE_OF[self.order.predictor]]
-        similarity_NK = prediction.neighbours.similarity
-        weights_NK = torch.zeros_like(similarity_NK)
-        k = mix.k if self.order.predictor in MIXED else similarity_NK.shape[-1]
-        weights_NK[..., :k] = neighbour_weights(similarity_NK[..., :k], mix.temperature)
-        return weights_NK
+    def distributions(self, prediction: Prediction) -> tuple[Tensor, Tensor]:
+        """The predictor's log-probabilities, [N, V], and each neighbour's part in the probability of its token, [N, K].
 
-    def written(self, at: Prediction, log_probs_V: Tensor, weights_K: Tensor, token: int) -> Written:
+        A predictor without p_kNN takes nothing from single neighbours; theirs are the weights that p_kNN would have.
+        """
+        name = self.order.predictor
+        log_probs_NV, weight_N = prediction.distribution(name)
+        mix, similarity_NK = prediction.predictor.mixes[STATE_OF[name]], prediction.neighbours.similarity
+        k = mix.k if name in MIXED else similarity_NK.shape[-1]
+        parts_NK = torch.zeros_like(similarity_NK)
+        parts_NK[:, :k] = neighbour_weights(similarity_NK[:, :k], mix.temperature)
+        return log_probs_NV, parts_NK * weight_N[:, None] if name in MIXED else parts_NK
+
+    def written(self, at: Prediction, log_probs_V: Tensor, parts_K: Tensor, token: int) -> Written:
         """The record of a token that was chosen from the prediction at one position."""
         log_prob = float(log_probs_V[token])
         hits = torch.nonzero(at.tokens == token)[:, 0]
-        weights = weights_K[hits]
-        share = torch.zeros_like(weights)
-        if self.order.predictor in MIXED and len(hits):
-            weight = float(at[None].knn_weight(self.order.predictor))
-            share = (weight * weights.double() / math.exp(log_prob)).float()
-        found = at.neighbours[hits]
-        voters = Voters(found.positions.cpu(), found.similarity.cpu(), weights.cpu(), share.cpu())
+        parts, found = parts_K[hits], at.neighbours[hits]
+        mixed = self.order.predictor in MIXED
+        share = (parts.double() / math.exp(log_prob)).float() if mixed else torch.zeros_like(parts)
+        voters = Voters(found.positions.cpu(), found.similarity.cpu(), parts.cpu(), share.cpu())
         return Written(token, log_prob, at.states["base"], voters)
 
-    def _take(self, writing: Writing, at: Prediction, log_probs_V: Tensor, weights_K: Tensor) -> None:
+    def _take(self, writing: Writing, at: Prediction, log_probs_V: Tensor, parts_K: Tensor) -> None:
         """Choose the next token of a text from the prediction at one position."""
         order, lm = self.order, self.model.lm
         place = len(writing.tokens)
         seen = torch.tensor([*writing.prompt, *writing.ids], dtype=torch.long) if _needs_history(order) else NOTHING
         token = order.sampling.choose(log_probs_V, seen.to(log_probs_V.device), writing.sample, place)
-        writing.tokens.append(self.written(at, log_probs_V, weights_K, token))
+        writing.tokens.append(self.written(at, log_probs_V, parts_K, token))
         if token in lm.end_tokens:
             writing.finish_reason = "stop"
             return
@@ -265,4 +264,5 @@ def _gathered(rows: Sequence[Prediction]) -> Prediction:
             [torch.nn.functional.pad(row.tokens, (0, k - row.tokens.shape[-1]), value=-1) for row in rows]
         ),
         real=torch.stack([row.real for row in rows]),
+        read=torch.stack([row.read for row in rows]),
     )
