@@ -119,8 +119,9 @@ class SearchConfig(Section):
     exclude: Literal["receptive-field", "document"] = Field(
         "document",
         description="Rows that a train position may not retrieve, so that it cannot see its own answer: those whose "
-        "window overlaps its receptive field (`receptive-field`, as in the paper), or all of its document as well "
-        "(`document`), which is closer to what held-out text finds.",
+        "window overlaps its receptive field, or that of a position to which the network carries what it retrieves "
+        "(`receptive-field`, as in the paper), or all of its document as well (`document`), which is closer to what "
+        "held-out text finds.",
     )
     shard_queries: int = Field(
         4096,

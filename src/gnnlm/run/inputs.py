@@ -98,9 +98,14 @@ def _index_inputs(run: Run, facts: Facts) -> dict[str, Any]:
     return {**section, "index.clusters": clusters, "seed": run.config.seed}
 
 
-def _search_inputs(run: Run, _: Facts) -> dict[str, Any]:
+def _search_inputs(run: Run, facts: Facts) -> dict[str, Any]:
+    from gnnlm.retrieval.search import LeakageRule
+
     config = run.config
+    rule = LeakageRule.of(config, facts["encode"]["receptive_field"])
+    idle = rule.whole_document and not config.lm.continuous  # nothing beyond the document can leak
     return {
+        **({} if idle else {"leakage span": rule.span}),
         **_section(config.search, "search"),
         "index.probes": config.index.probes,
         "lm.window": config.lm.window,

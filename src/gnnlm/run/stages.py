@@ -126,11 +126,7 @@ def _build_tables(run: Run, draft: Draft) -> Artifact:
 
     config, parts, encoded = run.config, run.parts, run.artifact("encode")
     index, streams = parts.index, parts.streams
-    rule = LeakageRule(
-        encoded.facts["receptive_field"],
-        max(config.gnn.left, config.gnn.right),
-        config.search.exclude == "document",
-    )
+    rule = LeakageRule.of(config, encoded.facts["receptive_field"])
     some, unread = parts.unread_positions, parts.unread_states
     positions = (np.arange(len(streams["train"])) if some is None else some)[: config.search.max_train]
     keys = keys_of(encoded, "train") if unread is None else unread
