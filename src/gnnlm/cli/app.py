@@ -19,6 +19,7 @@ from gnnlm.cli.reports import open_report, print_json, show_examples, show_repor
 from gnnlm.cli.stages import add_stage_commands
 from gnnlm.cli.use import neighbors, score
 from gnnlm.config import load_config
+from gnnlm.config.presets import preset_words
 from gnnlm.progress import human_time, say
 from gnnlm.run import Run
 
@@ -68,7 +69,7 @@ def run(
 
 @app.command()
 def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
-    """Show the state and the size of every stage, and why a stage is stale or damaged."""
+    """Show the state and the size of every stage, why a stage is stale or damaged, and what the preset sets."""
     made = open_config(config, set_)
     table = Table(title=str(made.root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "state", "size", "folder", "why"):
@@ -79,6 +80,8 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
         rows[name] = {"state": state, "bytes": size, "why": why}
         table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
     out.print(table)
+    for line in preset_words(made.config):
+        out.print(line, soft_wrap=True, markup=False)
     if as_json:
         print(json.dumps(rows))
 

@@ -39,7 +39,7 @@ class LeakageRule:
         gnn = config.gnn
         hops = max(0, gnn.layers - 1)  # the first layer retrieves, each later one passes on
         carried = min(config.train.block - 1, hops * (gnn.context - 1))
-        return cls(receptive_field, max(gnn.left, gnn.right), config.search.exclude == "document", carried)
+        return cls(receptive_field, max(gnn.left, gnn.right), config.exclude == "document", carried)
 
     @property
     def span(self) -> int:

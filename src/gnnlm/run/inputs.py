@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from gnnlm.run import Run
 
 WHERE = ("source", "dataset", "train", "valid", "test")  # the fields of the corpus that say where its text is
+LATER_OPTIONS = {  # newer than some finished networks, which were trained as if with these values
+    "attention_dropout": 0.0,
+    "neighbour_dropout": 0.0,
+    "typed_input": False,
+}
 Facts = Mapping[str, Mapping[str, Any]]  # facts of the parents, by name
 
 
@@ -107,6 +112,7 @@ def _search_inputs(run: Run, facts: Facts) -> dict[str, Any]:
     return {
         **({} if idle else {"leakage span": rule.span}),
         **_section(config.search, "search"),
+        "search.exclude": config.exclude,
         "index.probes": config.index.probes,
         "lm.window": config.lm.window,
         "gnn.left": config.gnn.left,
@@ -120,6 +126,7 @@ def _train_inputs(run: Run, facts: Facts) -> dict[str, Any]:
     config = run.config
     options = resolve_options(config.gnn, facts["encode"]["width"], best=similarity_best(config.index.metric)).as_dict()
     del options["similarity_unit"]  # comes from the neighbour tables
+    options = {name: value for name, value in options.items() if LATER_OPTIONS.get(name) != value}
     return {
         **flat(options, "gnn."),
         **_section(config.train, "train", skip=("device",)),
@@ -135,7 +142,8 @@ def _tune_inputs(run: Run, _: Facts) -> dict[str, Any]:
     tune = run.config.tune
     grid = COSINE_TEMPERATURES if run.config.index.metric == "cosine" else ["units of l2", *L2_TEMPERATURES]
     section = _section(tune, "tune", skip=("temperatures",))
-    return {**section, "tune.temperatures": tune.temperatures or grid, "graph k": run.graph_k}
+    resolved = {"tune.temperatures": tune.temperatures or grid, "tune.buckets": run.config.buckets}
+    return {**section, **resolved, "graph k": run.graph_k}
 
 
 def _eval_inputs(run: Run, _: Facts) -> dict[str, Any]:

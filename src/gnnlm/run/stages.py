@@ -186,7 +186,7 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
     wanted = ("base",) if parts.gnn is None else ("base", "gnn")
     scores, _ = score_text(parts.predictor_with({}), valid, run.config.eval.block, "score valid", wanted)
     temperatures = config.temperatures or default_temperatures(run.config.index.metric, valid.table.similarity)
-    grid = Grid(config.ks, temperatures, config.lambdas, config.buckets)
+    grid = Grid(config.ks, temperatures, config.lambdas, run.config.buckets)
     chosen, tables = tune_mixes(valid, parts.store, scores, grid)
     write_json(draft.file("tuning.json"), tables)
     return draft.finish({"mix": {name: mix.as_dict() for name, mix in chosen.items()}})
