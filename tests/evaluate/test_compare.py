@@ -17,7 +17,7 @@ from tests.cli import gnnlm
 from tests.conftest import write_texts
 from tests.evaluate.reports import make_report
 
-DOCUMENTS = [("one", 2), ("two", 3), ("three", 1)]
+DOCUMENTS = [("one", 2), ("two", 3), ("three", 1), *((f"more {number}", 1) for number in range(9))]
 
 
 def finished(
@@ -98,7 +98,9 @@ def test_some_of_the_text_is_compared_by_name() -> None:
     assert change is not None
     assert change.change == pytest.approx((4 * 2**3) ** 0.25 / 5 - 1)
     assert change.interval == pytest.approx((2 / 5 - 1, 4 / 5 - 1))  # either document twice, or each once
-    assert "the 2 documents that both have by name, with equal text and tokens (4 tokens)" in remarks([first, run])[1]
+    said = remarks([first, run])
+    assert "the 2 documents that both have by name, with equal text and tokens (4 tokens)" in said[1]
+    assert said[2] == "b and a share fewer than 10 test documents (2): intervals are too narrow."
     one = Shared.between(finished("c", [("one", 2)], knn=4.0), first)
     assert str(change_of(finished("c", [("one", 2)], knn=4.0), first, "knn", one)) == "-20.0%, n.s."
 
@@ -140,7 +142,8 @@ def test_command_line(tiny_run: Run, other_text: Run, tmp_path: Path) -> None:
     forked = replace_run(tiny_run, tmp_path / "fork")
     shown = gnnlm("compare", tiny_run.root, forked.root).stdout
     assert shown.count("[+0.0% (+0.0 to +0.0), n.s.]") == 4
-    assert shown.splitlines()[-1].startswith(f"Percentages are changes against the same row of {tiny_run.root}, ")
+    assert f"Percentages are changes against the same row of {tiny_run.root}, " in shown
+    assert "share fewer than 10 test documents (2)" in shown
 
 
 def replace_run(run: Run, folder: Path) -> Run:

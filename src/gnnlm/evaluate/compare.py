@@ -17,7 +17,7 @@ from rich.table import Table
 from gnnlm.artifact import Artifact
 from gnnlm.corpus.stream import Stream
 from gnnlm.evaluate.bootstrap import Floats, Ints, change_interval
-from gnnlm.evaluate.report import Report
+from gnnlm.evaluate.report import FEW_DOCUMENTS, Report
 from gnnlm.evaluate.tables import change_words, short
 from gnnlm.predict.predictor import LABELS, PREDICTORS, perplexity
 
@@ -162,6 +162,11 @@ def remarks(runs: Sequence[Finished]) -> list[str]:
                 f"{run.name} and {first.name} have different test texts ({counts}). Changes are measured on the "
                 f"{shared.documents} documents that both have by name, with equal text and tokens "
                 f"({len(shared.here):,} tokens); perplexities are of each run's whole test text."
+            )
+        if 0 < shared.documents < FEW_DOCUMENTS:
+            lines.append(
+                f"{run.name} and {first.name} share fewer than {FEW_DOCUMENTS} test documents ({shared.documents}): "
+                "intervals are too narrow."
             )
         if run.base != first.base:
             models = run.report.model, first.report.model

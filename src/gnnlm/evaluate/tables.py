@@ -108,7 +108,8 @@ def _few(report: Report) -> list[str]:
     if not few:
         return []
     return [
-        f"Warning: fewer than {FEW_DOCUMENTS} documents in a split ({', '.join(few)}): expect other text to differ."
+        f"Warning: fewer than {FEW_DOCUMENTS} documents in a split ({', '.join(few)}): intervals are too narrow, and "
+        "other text may give other figures."
     ]
 
 
