@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from gnnlm.config import parse_config
-from gnnlm.evaluate.bootstrap import bootstrap_interval
 from gnnlm.evaluate.compare import Document, Finished, Shared, change_of, comparison, remarks
 from gnnlm.evaluate.report import read_report
+from gnnlm.predict.bootstrap import bootstrap_interval
 from gnnlm.run import Run
 from tests.cli import gnnlm
 from tests.conftest import write_texts

@@ -13,11 +13,11 @@ import torch
 
 from gnnlm.artifact import Artifact, Draft, write_json
 from gnnlm.errors import ArtifactError
-from gnnlm.evaluate import bootstrap
-from gnnlm.evaluate.bootstrap import bootstrap_interval
 from gnnlm.evaluate.report import Report, ScoredTest, read_report
 from gnnlm.evaluate.tables import cells, change_words, markdown, notes
 from gnnlm.evaluate.tune import Grid, tune_mixes
+from gnnlm.predict import bootstrap
+from gnnlm.predict.bootstrap import bootstrap_interval
 from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.run import Run

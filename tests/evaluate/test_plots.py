@@ -105,6 +105,14 @@ def test_training_shows_what_can_be_compared(tmp_path: Path, figures: list[Any])
     assert not any(math.exp(9.0) in line.get_ydata() for line in lines.values())  # the loss of unlike steps
 
 
+def test_training_shows_the_interval_on_valid(tmp_path: Path, figures: list[Any]) -> None:
+    history = [entry(step, valid_gnn=3.0, valid_change_low=-0.2, valid_change_high=0.1) for step in (0, 5)]
+    plot_training(history, 0, tmp_path / "training.png")
+    (band,) = figures[0].axes[1].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((-20, 10))
+
+
 def test_a_history_of_an_older_version(tmp_path: Path, figures: list[Any]) -> None:
     plot_training([entry(0, valid_gnn=3.0), entry(5, valid_gnn=900.0)], 0, tmp_path / "training.png")
     assert "training text, a fixed sample" not in [line.get_label() for line in figures[0].axes[1].get_lines()]

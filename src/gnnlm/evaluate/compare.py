@@ -16,9 +16,9 @@ from rich.table import Table
 
 from gnnlm.artifact import Artifact
 from gnnlm.corpus.stream import Stream
-from gnnlm.evaluate.bootstrap import Floats, Ints, change_interval
 from gnnlm.evaluate.report import FEW_DOCUMENTS, Report
 from gnnlm.evaluate.tables import change_words, short
+from gnnlm.predict.bootstrap import Floats, Ints, change_interval
 from gnnlm.predict.predictor import LABELS, PREDICTORS, perplexity
 
 SAMPLES, SEED = 1000, 0

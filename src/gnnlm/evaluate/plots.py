@@ -50,6 +50,8 @@ def plot_rows(report: Report, path: Path) -> None:
 def plot_training(history: Sequence[Mapping[str, Any]], best_step: int, path: Path) -> None:
     """Above, the validation perplexity of GNN and base model; below, the GNN's change on valid and on train text.
 
+    The change on valid text has its 95% interval; the sample of train text is too small for one.
+
     The loss of the training steps is not shown: each step reads different text, so the losses cannot be compared.
     """
     figure, (above, below) = _axes(2, height=6.0)
@@ -67,6 +69,11 @@ def plot_training(history: Sequence[Mapping[str, Any]], best_step: int, path: Pa
         changes = [100 * (perplexity(entry[f"{part}_gnn"] - entry[f"{part}_base"]) - 1) for entry in known]
         if known:
             below.plot([entry["step"] for entry in known], changes, style, color=colour, ms=4, label=label)
+    shown = [entry for entry in history if "valid_change_low" in entry]
+    if shown:
+        ends = [[100 * entry[f"valid_change_{end}"] for entry in shown] for end in ("low", "high")]
+        below.fill_between([entry["step"] for entry in shown], *ends, color=COLOURS["gnn"], alpha=0.2, lw=0,
+                           label="its 95% interval over documents")  # fmt: skip
     below.axhline(0, color=COLOURS["base"], ls="--", label="base model")
     below.set_ylabel("change against base model (%)")
     below.set_xlabel("training step")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gnnlm.artifact import Artifact
 from gnnlm.errors import ArtifactError
-from gnnlm.evaluate.bootstrap import Floats, Ints, bootstrap_interval, change_interval
+from gnnlm.predict.bootstrap import Floats, Ints, bootstrap_interval, change_interval
 from gnnlm.predict.predictor import PREDICTORS, perplexity
 
 SAME = 1e-6  # log-probabilities closer than this count as unchanged
