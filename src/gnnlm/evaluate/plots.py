@@ -73,7 +73,7 @@ def plot_training(history: Sequence[Mapping[str, Any]], best_step: int, path: Pa
     if shown:
         ends = [[100 * entry[f"valid_change_{end}"] for entry in shown] for end in ("low", "high")]
         below.fill_between([entry["step"] for entry in shown], *ends, color=COLOURS["gnn"], alpha=0.2, lw=0,
-                           label="its 95% interval over documents")  # fmt: skip
+                           label="validation text, 95% interval")  # fmt: skip
     below.axhline(0, color=COLOURS["base"], ls="--", label="base model")
     below.set_ylabel("change against base model (%)")
     below.set_xlabel("training step")
