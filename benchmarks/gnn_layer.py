@@ -44,7 +44,7 @@ class Case:
 
     def model(self) -> GnnModel:
         torch.manual_seed(0)
-        config = GnnConfig(preset="released", heads=self.heads, dropout=0)
+        config = GnnConfig(preset="released", heads=self.heads, dropout=0, attention_dropout=0, neighbour_dropout=0)
         model = GnnModel(resolve_options(config, self.d), SoftmaxHead(torch.empty(1, self.d)))
         for name, parameter in model.named_parameters():
             if "bias" in name or name.endswith("mu"):

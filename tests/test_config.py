@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from gnnlm.config import Config, Section, dump_config, field_names, load_config, parse_config
+from gnnlm.config.plain_yaml import parse_yaml
+from gnnlm.config.presets import PRESETS, preset_words
 from gnnlm.errors import ConfigError
+from gnnlm.gnn.options import resolve_options
+from gnnlm.retrieval.search import LeakageRule
 
 
 def write(folder: Path, text: str) -> Path:
@@ -67,6 +71,30 @@ def test_bad_files(tmp_path: Path) -> None:
 def test_round_trip(tmp_path: Path) -> None:
     config = parse_config({"run": "x", "gnn": {"preset": "paper"}, "train": {"lr": 1e-5}})
     assert load_config(write(tmp_path, dump_config(config))) == config
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_cover_every_section(preset: str) -> None:
+    """What a preset sets are fields, all presets set the same, and a value in the config overrides it."""
+    assert {s: set(values) for s, values in PRESETS[preset].items()} == {
+        s: set(values) for s, values in PRESETS["default"].items()
+    }
+    names = [f"{section}.{name}" for section, values in PRESETS[preset].items() for name in values]
+    assert set(names) <= set(field_names())
+    config = parse_config({"run": "x", "gnn": {"preset": preset}})
+    assert all(getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) is None for name in names)
+    paper = preset != "default"
+    assert (config.exclude, config.buckets) == (("receptive-field", 1) if paper else ("document", 8))
+    assert LeakageRule.of(config, 9).whole_document is not paper
+    explicit = {"search": {"exclude": "document"}, "tune": {"buckets": 3}}
+    own = parse_config({"run": "x", "gnn": {"preset": preset, "dropout": 0.25}, **explicit})
+    assert (own.exclude, own.buckets, resolve_options(own.gnn, 64).dropout) == ("document", 3, 0.25)
+    (followed,), (said, overridden) = preset_words(config), preset_words(own)
+    assert followed.startswith(f"gnn.preset {preset} sets: gnn.dropout ")
+    assert f"tune.buckets 3 (preset: {config.buckets})" in overridden
+    assert ("search.exclude document" in said) is not paper
+    again = parse_yaml(dump_config(config), "saved")
+    assert parse_config(again) == config  # what follows the preset still follows it, so that a fork may change it
 
 
 def test_every_field_is_documented() -> None:

@@ -28,8 +28,17 @@ CASES: dict[str, dict[str, Any]] = {
     "default, projected": {},
     "default, gate": {"tune": {"gate": True}},
     "default, pq, cache pq": {"codec": PQ, "cache": {"form": "states", "dtype": "pq", "bytes": 8}},
-    "paper, states": {"gnn": {"preset": "paper"}, "cache": {"form": "states"}, "tune": {"buckets": 1}},
-    "paper, pq, projected": {"gnn": {"preset": "paper"}, "codec": PQ},
+    "paper, states": {
+        "gnn": {"preset": "paper"},
+        "search": {"exclude": "document"},
+        "cache": {"form": "states"},
+    },
+    "paper, pq, projected": {
+        "gnn": {"preset": "paper"},
+        "search": {"exclude": "document"},
+        "codec": PQ,
+        "tune": {"buckets": 8},
+    },
     "released, none": {"gnn": {"preset": "released"}, "cache": {"form": "none"}},
     "own width, l2, receptive field": {
         "gnn": {"width": 16},

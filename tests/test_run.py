@@ -18,9 +18,9 @@ from gnnlm.artifact import read_manifest
 from gnnlm.config import Config, load_config, parse_config
 from gnnlm.config.evaluation import COSINE_TEMPERATURES
 from gnnlm.config.paths import portable
+from gnnlm.config.presets import PRESETS
 from gnnlm.config.save import HEADER
 from gnnlm.errors import ArtifactError, GnnlmError
-from gnnlm.gnn import options
 from gnnlm.run import Run
 from gnnlm.run import run as run_module
 from tests.cli import COMMAND, error_line, gnnlm
@@ -101,7 +101,7 @@ def test_a_nul_in_a_path(write_config: WriteConfig) -> None:
 
 def test_a_changed_default_makes_the_network_stale(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(states(Run(tiny_run.config)).values()) == {"done"}
-    monkeypatch.setitem(options.PRESETS["default"], "copying", False)
+    monkeypatch.setitem(PRESETS["default"]["gnn"], "copying", False)
     run = Run(tiny_run.config)
     found = states(run)
     assert [name for name, state in found.items() if state == "stale"] == ["train", "cache", "tune", "eval"]
@@ -110,7 +110,9 @@ def test_a_changed_default_makes_the_network_stale(tiny_run: Run, monkeypatch: p
 
 
 def test_the_same_choice_written_out_is_the_same(tiny_run: Run) -> None:
-    written = changed(tiny_run.config, "gnn", preset="paper", **options.PRESETS["default"])
+    written = changed(tiny_run.config, "gnn", preset="paper")
+    for section, values in PRESETS["default"].items():
+        written = changed(written, section, **values)
     written = changed(written, "corpus", overlap="drop")
     written = changed(written, "tune", temperatures=COSINE_TEMPERATURES)
     assert set(states(Run(written)).values()) == {"done"}
@@ -150,6 +152,10 @@ def test_status_says_what_is_missing(tiny_run: Run, tmp_path: Path) -> None:
     shown = gnnlm("status", run).stdout
     assert "a stage it depends on is missing" in shown
     assert "damaged" in shown
+    assert "gnn.preset default sets: " in shown
+    shown = gnnlm("status", run, "--set", "gnn.preset=paper", "--set", "tune.buckets=2").stdout
+    assert "search.exclude receptive-field" in shown
+    assert "overridden by the config: tune.buckets 2 (preset: 1)" in shown
 
 
 def test_changed_text_is_named(write_config: WriteConfig, tmp_path: Path) -> None:

@@ -99,3 +99,4 @@ def test_python_docs() -> None:
     assert len(documents["topics/assert"]) > 200
     assert sum(map(len, documents.values())) > 1_000_000
     assert not any(name.startswith(("test.", "idlelib")) for name in documents)
+    assert not any("Character Mapping Codec" in text for text in documents.values())  # one sentence, dozens of times

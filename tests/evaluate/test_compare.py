@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from gnnlm.config import parse_config
-from gnnlm.evaluate.compare import Finished, comparison, remarks
+from gnnlm.evaluate.compare import Document, Finished, Shared, change_of, comparison, remarks
+from gnnlm.evaluate.report import read_report
+from gnnlm.predict.bootstrap import bootstrap_interval
 from gnnlm.run import Run
 from tests.cli import gnnlm
 from tests.conftest import write_texts
 from tests.evaluate.reports import make_report
 
+DOCUMENTS = [("one", 2), ("two", 3), ("three", 1), *((f"more {number}", 1) for number in range(9))]
 
-def finished(name: str, test: str = "text", lm: str = "lm", model: str = "tiny", **ppl: float | None) -> Finished:
-    return Finished(name, make_report({row: {"ppl": value} for row, value in ppl.items()}, model), test, lm)
+
+def finished(
+    name: str, documents: list[Document] = DOCUMENTS, lm: str = "lm", model: str = "tiny", **ppl: float | None
+) -> Finished:
+    """A run in which every token has the same probability, so that the perplexities are as given."""
+    tokens = sum(size for _, size in documents)
+    scores = {row: np.full(tokens, -np.inf if value is None else -np.log(value)) for row, value in ppl.items()}
+    report = make_report({row: {"ppl": value} for row, value in ppl.items()}, model)
+    return Finished(name, report, {"base": np.zeros(tokens), **scores}, documents, lm)
 
 
 def shown(runs: list[Finished]) -> list[list[str]]:
@@ -34,20 +44,65 @@ def cells(runs: list[Finished], line: int) -> list[str]:
 def test_changes_against_the_first_run() -> None:
     runs = [finished("a", base=20.0, gnn=10.0), finished("b", base=20.0, gnn=9.0)]
     assert cells(runs, 1)[:3] == ["a", "20.00", "10.00"]
-    assert cells(runs, 2)[:3] == ["b", "20.00 (+0.0%)", "9.00 (-10.0%)"]
-    assert remarks(runs) == ["Percentages are changes against the same row of a."]
+    assert cells(runs, 2)[:3] == ["b", "20.00 [+0.0% (+0.0 to +0.0), n.s.]", "9.00 [-10.0% (-10.0 to -10.0)]"]
+    (remark,) = remarks(runs)
+    assert remark.startswith("Percentages are changes against the same row of a, with the 95% interval")
+
+
+def test_a_paired_interval_against_a_plain_loop() -> None:
+    """Hard and easy documents: the perplexities scatter, their change does not, and a small one is significant."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(5, 40, 12)
+    documents = [(f"d{number}", int(size)) for number, size in enumerate(sizes)]
+    hard = np.repeat(rng.uniform(1, 6, 12), sizes)
+    was = -hard - rng.uniform(0, 1, len(hard))
+    now = was + rng.normal(0.05, 0.1, len(hard))
+    first = Finished("a", make_report({"gnn": {}}), {"base": was, "gnn": was}, documents, "lm")
+    run = Finished("b", make_report({"gnn": {}}), {"base": was, "gnn": now}, documents, "lm")
+    change = change_of(run, first, "gnn", Shared.between(run, first))
+    assert change is not None
+    assert change.interval is not None
+    number, ratios = np.repeat(np.arange(12), sizes), []
+    draws = np.random.default_rng(1)
+    for _ in range(1000):
+        drawn = np.concatenate([np.flatnonzero(number == d) for d in draws.choice(12, 12)])
+        ratios.append(np.exp(-now[drawn].mean()) / np.exp(-was[drawn].mean()) - 1)
+    np.testing.assert_allclose(change.interval, np.quantile(ratios, [0.025, 0.975]), atol=0.004)
+    assert change.is_significant
+    low, high = bootstrap_interval(now, number, 1000, 0)
+    assert low < np.exp(-was.mean()) < high  # the intervals of the perplexities overlap all the same
 
 
 def test_other_text_has_no_percentages() -> None:
     """Not even where the same number of tokens was tested, at the same perplexity."""
-    same, other = finished("same", knn=5.0), finished("other", test="other text", knn=5.0)
+    same, other = finished("same", knn=5.0), finished("other", [("other", 6)], knn=5.0)
     runs = [finished("a", knn=5.0), same, other]
-    assert cells(runs, 2)[1] == "5.00 (+0.0%)"
+    assert cells(runs, 2)[1] == "5.00 [+0.0% (+0.0 to +0.0), n.s.]"
     assert cells(runs, 3)[1] == "5.00"
     assert remarks(runs)[1:] == [
         "other and a have different test text or tokens (1,000 and 1,000 tokens): their figures cannot be compared."
     ]
     assert remarks([runs[0], other])[0].startswith("other and a have different test text")
+
+
+def test_some_of_the_text_is_compared_by_name() -> None:
+    """In another order, with a document less and another more: only shared tokens count."""
+    first = finished("a", knn=5.0)
+    scores = np.log([0.001, 0.001, 0.001, 0.25, 0.5, 0.5, 0.5])  # new, new, new, three, two, two, two
+    documents = [("new", 3), ("three", 1), ("two", 3)]
+    run = Finished("b", make_report({"knn": {"ppl": 9.0}}), {"base": np.zeros(7), "knn": scores}, documents, "lm")
+    shared = Shared.between(run, first)
+    assert (shared.here.tolist(), shared.there.tolist()) == ([3, 4, 5, 6], [5, 2, 3, 4])
+    assert shared.document.tolist() == [0, 1, 1, 1]
+    change = change_of(run, first, "knn", shared)
+    assert change is not None
+    assert change.change == pytest.approx((4 * 2**3) ** 0.25 / 5 - 1)
+    assert change.interval == pytest.approx((2 / 5 - 1, 4 / 5 - 1))  # either document twice, or each once
+    said = remarks([first, run])
+    assert "the 2 documents that both have by name, with equal text and tokens (4 tokens)" in said[1]
+    assert said[2] == "b and a share fewer than 10 test documents (2): intervals are too narrow."
+    one = Shared.between(finished("c", [("one", 2)], knn=4.0), first)
+    assert str(change_of(finished("c", [("one", 2)], knn=4.0), first, "knn", one)) == "-20.0%, n.s."
 
 
 def test_different_base_models_are_noted() -> None:
@@ -64,7 +119,7 @@ def test_fewer_rows_and_infinite_figures() -> None:
     runs = [finished("a", base=20.0, knn=None), finished("b", base=10.0, knn=9.0, gnn=8.0)]
     assert shown(runs)[0][0].split()[0] == "run"
     assert cells(runs, 1)[:4] == ["a", "20.00", "inf", "-"]
-    assert cells(runs, 2)[:4] == ["b", "10.00 (-50.0%)", "9.00", "8.00"]
+    assert cells(runs, 2)[:4] == ["b", "10.00 [-50.0% (-50.0 to -50.0)]", "9.00", "8.00"]
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +141,9 @@ def test_command_line(tiny_run: Run, other_text: Run, tmp_path: Path) -> None:
     assert "base models" not in shown
     forked = replace_run(tiny_run, tmp_path / "fork")
     shown = gnnlm("compare", tiny_run.root, forked.root).stdout
-    assert shown.count("(+0.0%)") == 4
-    assert shown.splitlines()[-1] == f"Percentages are changes against the same row of {tiny_run.root}."
+    assert shown.count("[+0.0% (+0.0 to +0.0), n.s.]") == 4
+    assert f"Percentages are changes against the same row of {tiny_run.root}, " in shown
+    assert "share fewer than 10 test documents (2)" in shown
 
 
 def replace_run(run: Run, folder: Path) -> Run:
@@ -97,9 +153,11 @@ def replace_run(run: Run, folder: Path) -> Run:
 
 
 def test_a_base_model_trained_in_the_run(tiny_run: Run) -> None:
-    corpus, report = tiny_run.artifact("corpus"), finished("a", base=1.0).report
-    frozen = Finished.of("frozen", report, corpus, None)
-    trained = Finished.of("trained", report, corpus, tiny_run.artifact("train"))
-    assert frozen.test == trained.test
+    corpus, scored = tiny_run.artifact("corpus"), tiny_run.artifact("eval")
+    report = read_report(scored)
+    frozen = Finished.of("frozen", report, scored, corpus, None)
+    trained = Finished.of("trained", report, scored, corpus, tiny_run.artifact("train"))
+    assert frozen.documents == trained.documents
+    assert [size for _, size in frozen.documents] == [document.tokens for document in report.documents]
+    assert len({key for key, _ in frozen.documents}) == report.test_documents
     assert frozen.base != trained.base
-    assert replace(trained, base=frozen.base, name="frozen") == frozen

@@ -39,46 +39,46 @@ def is_png(path: Path) -> bool:
     return path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_one_bootstrap_sample(tmp_path: Path) -> None:
-    """The interval is then one point, which need not hold the figure."""
-    plot_rows(report(base={"ppl_95": [11.0, 11.0]}, knn={"ppl_95": [9.0, 9.0]}), tmp_path / "rows.png")
-    assert is_png(tmp_path / "rows.png")
+def changed(change: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    return {"change": change, "change_low": low, "change_high": high}
 
 
-@pytest.mark.parametrize(
-    ("ppl", "interval"),
-    [
-        (10.0, (11.0, 12.0)),  # an interval of few resamplings may miss the value itself
-        (10.0, (8.0, 9.0)),
-        (1.0, (1.0, 1.0)),
-        (1e300, (1e300, 1e304)),
-    ],
-)
-def test_odd_figures(tmp_path: Path, ppl: float, interval: tuple[float, float]) -> None:
+def test_changes_with_their_intervals(tmp_path: Path, figures: list[Any]) -> None:
+    plot_rows(report(knn=changed(-0.1, -0.125, -0.08), gnn=changed(0.02, -0.01, 0.05)), tmp_path / "rows.png")
+    (axes,) = figures[0].axes
+    assert [label.get_text().split("\n")[0] for label in axes.get_yticklabels()] == ["+kNN", "+GNN", "+GNN+kNN"]
+    assert texts(figures[0])[:2] == ["-10.0% (-12.5 to -8.0)", "+2.0% (-1.0 to +5.0)"]
+    bars = [line.get_xdata() for line in axes.get_lines() if line.get_linestyle() == "-"]
+    np.testing.assert_allclose(bars[:2], [[-12.5, -8], [-1, 5]])
+    points = [line for line in axes.get_lines() if line.get_label() in ("+kNN", "+GNN", "+GNN+kNN")]
+    assert [line.get_xdata()[0] for line in points] == pytest.approx([-10, 2, 0])
+    assert len({line.get_marker() for line in points}) == 3  # readable without colours
+    left, right = axes.get_xlim()
+    assert left < -12.5 < 5 < right
+
+
+@pytest.mark.parametrize("interval", [(-0.4, -0.3), (0.0, 0.0), (-1.0, 1e300), (None, None)])
+def test_odd_figures(tmp_path: Path, interval: tuple[float | None, float | None]) -> None:
+    """An interval of few resamplings may miss the value itself, or be one point, or none."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plot_rows(report(**{name: {"ppl": ppl, "ppl_95": interval} for name in PREDICTORS}), tmp_path / "rows.png")
+        plot_rows(report(**{name: changed(0.0, *interval) for name in PREDICTORS}), tmp_path / "rows.png")
     assert is_png(tmp_path / "rows.png")
 
 
 def test_missing_values(tmp_path: Path, figures: list[Any]) -> None:
-    infinite = {"ppl": None, "ppl_95": [None, None], "change": None}
-    plot_rows(report(knn=infinite), tmp_path / "one.png")
-    assert texts(figures[0])[1] == "infinite"
-    nothing = {name: {"change": None} for name in PREDICTORS[1:]}
-    plot_rows(report(base=infinite, **nothing), tmp_path / "base.png")  # nothing to compare with
-    assert texts(figures[1]) == ["infinite", "10.00", "10.00", "10.00"]
+    plot_rows(report(knn=changed(None), gnn=changed(1e300)), tmp_path / "one.png")
+    assert texts(figures[0]) == ["  infinite", "  +1e+302%", "+0.0% (-1.0 to +1.0)"]
+    infinite = {"ppl": None, "ppl_95": [None, None], **changed(None)}
     plot_rows(report(**dict.fromkeys(PREDICTORS, infinite)), tmp_path / "all.png")
-    assert texts(figures[2]) == ["infinite"] * 4
-    plot_rows(report(gnn={"ppl_95": [9.0, None]}), tmp_path / "half.png")  # some samples are infinite
+    assert texts(figures[1]) == ["  infinite"] * 3
     assert all(is_png(path) for path in tmp_path.iterdir())
 
 
 def test_fewer_rows(tmp_path: Path, figures: list[Any]) -> None:
     plot_rows(make_report({"base": {}, "knn": {}}), tmp_path / "rows.png")
-    (axes,) = figures[0].axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["base", "+kNN"]
-    assert len(axes.patches) == 2
+    plot_rows(make_report({"base": {}}), tmp_path / "base.png")
+    assert [len(figure.axes[0].get_yticklabels()) for figure in figures] == [1, 0]
 
 
 def entry(step: int, **losses: float) -> dict[str, Any]:
@@ -103,6 +103,14 @@ def test_training_shows_what_can_be_compared(tmp_path: Path, figures: list[Any])
     np.testing.assert_allclose(lines["validation text"].get_ydata(), 100 * np.expm1([0.0, -0.1, -0.2]))
     np.testing.assert_allclose(lines["training text, a fixed sample"].get_ydata(), 100 * np.expm1([0.0, -0.2, -0.4]))
     assert not any(math.exp(9.0) in line.get_ydata() for line in lines.values())  # the loss of unlike steps
+
+
+def test_training_shows_the_interval_on_valid(tmp_path: Path, figures: list[Any]) -> None:
+    history = [entry(step, valid_gnn=3.0, valid_change_low=-0.2, valid_change_high=0.1) for step in (0, 5)]
+    plot_training(history, 0, tmp_path / "training.png")
+    (band,) = figures[0].axes[1].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((-20, 10))
 
 
 def test_a_history_of_an_older_version(tmp_path: Path, figures: list[Any]) -> None:

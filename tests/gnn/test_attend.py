@@ -68,6 +68,26 @@ def test_gradcheck() -> None:
     )
 
 
+@pytest.mark.parametrize("chunk", [1, 10**6])
+def test_dropout(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are dropped after the softmax; those that remain make up for them; gradients know which they are."""
+    monkeypatch.setitem(module.CHUNK_VALUES, "cpu", chunk)
+    query, bias, left, right, lines, other, mask = inputs(4)
+
+    def dropped(q: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return attend(q, b, mask, (x, y), (lines, other), dropout=0.4)
+
+    assert torch.autograd.gradcheck(dropped, (query, bias, left, right))
+    torch.manual_seed(0)
+    kept = torch.nn.functional.dropout(torch.ones_like(bias), 0.4)
+    table, index = joined(left, right, lines, other)
+    scores = torch.einsum("nhc,nsc->nhs", query, table[index]) + bias
+    weights = scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1).nan_to_num() * kept
+    want = torch.einsum("nhs,nsc->nhc", weights, table[index])
+    torch.testing.assert_close(dropped(query, bias, left, right), want)
+
+
 def test_half_precision_tables_are_read_exactly() -> None:
     query, bias, left, right, lines, other, mask = (t.detach() for t in inputs(2))
     tables = (left.half(), right.half())

@@ -159,6 +159,44 @@ def test_starts_as_the_base_model() -> None:
     torch.testing.assert_close(model(graph)[0], graph.context_BTD, rtol=0, atol=0)
 
 
+def test_released_starts_as_the_public_code() -> None:
+    """Relations with the fans of their whole tensor, linear layers as PyTorch makes them: close to LayerNorm(h)."""
+    torch.manual_seed(0)
+    model = GnnModel(resolve_options(GnnConfig(preset="released", heads=4), 256), HEAD)
+    layer, linear = model.layer(0), torch.nn.Linear(256, 256)
+    for relation in (layer.attention_EHdd, layer.feature_EHdd):
+        assert relation.std().item() == pytest.approx(0.009, abs=2e-4)
+    for name in ("query", "key", "value", "output"):
+        for kind in (0, 1):
+            assert getattr(layer, name)[kind].std().item() == pytest.approx(linear.weight.std().item(), rel=0.02)
+            bias = getattr(layer, f"{name}_bias")[kind]
+            assert bias.std().item() == pytest.approx(linear.bias.std().item(), rel=0.2)
+    graph = random_graph(tokens=64, width=256)
+    normed = torch.nn.functional.layer_norm(graph.context_BTD, (256,))
+    away = (model.double().eval()(graph)[0] - normed).norm() / normed.norm()
+    assert 0.02 < away < 0.08
+
+
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "neighbour_dropout"])
+def test_dropout_is_for_training_only(name: str) -> None:
+    """Each kind of dropout moves the result, and on average changes little; a frozen network has none."""
+    others = dict.fromkeys({"dropout", "attention_dropout", "neighbour_dropout"} - {name}, 0.0)
+    model, graph = make_model(GnnConfig(preset="released", heads=2, context=4, **others, **{name: 0.1})), random_graph()
+    still = model(graph)[0]
+    torch.testing.assert_close(model(graph)[0], still, rtol=0, atol=0)
+    model.train()
+    many = torch.stack([model(graph)[0] for _ in range(400)])
+    assert (many.std(0) > 0).float().mean() > 0.9
+    assert (many.mean(0) - still).abs().mean() < 0.35 * many.std(0).mean()
+    model.checkpoint = True
+    torch.manual_seed(0)
+    whole = gradients(model, model(graph)[0])
+    model.checkpoint = False
+    torch.manual_seed(0)
+    for parameter, gradient in gradients(model, model(graph)[0]).items():
+        torch.testing.assert_close(gradient, whole[parameter])
+
+
 @given(seed=st.integers(0, 1000))
 def test_windows_do_not_depend_on_who_shares_them(seed: int) -> None:
     """A block alone and a block beside another that shares its rows give the same states."""

@@ -135,7 +135,8 @@ def run_model(model: Any, graph: Any, embeddings: Tensor) -> Tensor:
                 token = int(graph.windows.tokens_P[place])
                 tokens["n", u, w] = layer_norm(embeddings[max(token, 0)]) * (token >= 0)
     if o.width != o.base_width:
-        states = {n: torch.nn.functional.gelu(model.narrow(h)) for n, h in states.items()}
+        narrow = {"c": model.narrow, "n": model.narrow_neighbour if o.typed_input else model.narrow}
+        states = {n: torch.nn.functional.gelu(narrow[n[0]](h)) for n, h in states.items()}
     for layer in model.layers:
         states = run_layer(layer, states, tokens, edges)
     out = torch.stack([torch.stack([states["c", b, t] for t in range(length)]) for b in range(blocks)])

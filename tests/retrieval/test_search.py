@@ -218,19 +218,22 @@ def test_no_leaked_window_node_is_ever_retrieved(
     field=st.integers(1, 12),
     reach=st.integers(0, 2),
     whole=st.booleans(),
+    carried=st.integers(0, 3),
 )
-def test_a_continuous_text_leaks_across_documents(lengths: list[int], field: int, reach: int, whole: bool) -> None:
+def test_a_continuous_text_leaks_across_documents(
+    lengths: list[int], field: int, reach: int, whole: bool, carried: int
+) -> None:
     """Where the LM reads on, what it has read of the documents before counts; positions past an end do not."""
     starts = np.cumsum([0, *lengths])
     positions = np.arange(int(starts[-1]))
     document = np.searchsorted(starts, positions, side="right") - 1
     places = positions - document
-    rule = LeakageRule(field, reach, whole)
+    rule = LeakageRule(field, reach, whole, carried)
     low, high = rule.excluded(positions, starts[document], starts[document + 1] - 1, places)
     for t in positions:
         for j in positions:
             barred = low[t] <= j <= high[t]
-            near = abs(places[j] - places[t]) <= field + reach
+            near = abs(places[j] - places[t]) <= field + reach + carried
             assert barred == (near or (whole and document[j] == document[t]))
 
 

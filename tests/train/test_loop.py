@@ -130,6 +130,14 @@ def test_a_curriculum_is_looked_up_not_laid_out(tiny_run: Run, tmp_path: Any) ->
     assert made.facts["steps_done"] < 10
 
 
+def test_a_validation_over_documents_has_an_interval(tiny_run: Run, tmp_path: Any) -> None:
+    made = train(tiny_run, tmp_path, valid_tokens=1000)  # the first document of valid is shorter
+    for entry in json.loads((made.path / "history.json").read_text()):
+        change = math.exp(entry["valid_gnn"] - entry["valid_base"]) - 1
+        assert entry["valid_change_low"] - 1e-6 <= change <= entry["valid_change_high"] + 1e-6
+    assert entry["valid_change_low"] < entry["valid_change_high"] < 0
+
+
 def test_the_history_compares_like_with_like(tiny_run: Run) -> None:
     """GNN and base on the same blocks of the training text, few beside the valid tokens."""
     made = tiny_run.artifact("train")

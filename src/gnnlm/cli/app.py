@@ -20,6 +20,7 @@ from gnnlm.cli.stages import add_stage_commands
 from gnnlm.cli.use import neighbors, score
 from gnnlm.cli.write import generate, write_two_sentences
 from gnnlm.config import load_config
+from gnnlm.config.presets import preset_words
 from gnnlm.progress import human_time, say
 from gnnlm.run import Run
 
@@ -73,7 +74,7 @@ def run(
 
 @app.command()
 def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
-    """Show the state and the size of every stage, and why a stage is stale or damaged."""
+    """Show the state and the size of every stage, why a stage is stale or damaged, and what the preset sets."""
     made = open_config(config, set_)
     table = Table(title=str(made.root), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "state", "size", "folder", "why"):
@@ -84,21 +85,24 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
         rows[name] = {"state": state, "bytes": size, "why": why}
         table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
     out.print(table)
+    for line in preset_words(made.config):
+        out.print(line, soft_wrap=True, markup=False)
     if as_json:
         print(json.dumps(rows))
 
 
 @app.command()
 def compare(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run directories.")]) -> None:
-    """Compare finished runs side by side, with changes against the first."""
+    """Compare finished runs side by side, with changes against the first on the test documents they share."""
     from gnnlm.evaluate.compare import Finished, comparison, remarks
 
     finished = []
     for path in runs:
         made = Run(load_config(path), reading=True)
         lm = made.artifact("lm") if "lm" in made.stages else None
-        finished.append(Finished.of(str(path), open_report(made), made.artifact("corpus"), lm))
-    Console(highlight=False, width=max(out.width, 180)).print(comparison(finished))
+        scored, corpus = made.artifact("eval"), made.artifact("corpus")
+        finished.append(Finished.of(str(path), open_report(made), scored, corpus, lm))
+    Console(highlight=False, markup=False, width=1000).print(comparison(finished))
     for remark in remarks(finished):
         out.print(remark, soft_wrap=True, markup=False)
 

@@ -28,12 +28,15 @@ def show_report(made: Run, as_json: bool) -> None:
 
 
 def show_examples(made: Run, count: int) -> None:
-    from gnnlm.evaluate.examples import find_examples, render_example
+    from gnnlm.evaluate.examples import find_examples, render_choice, render_example
 
     scores, parts = made.artifact("eval"), made.parts
     best = open_report(made).predictors[-1]
     base, gained = (scores.array(f"{name}.log_probs.npy") for name in ("base", best))
-    for example in find_examples(parts.searched("test"), parts.streams["test"], parts.store, base, gained, count):
+    text, stream, seed = parts.searched("test"), parts.streams["test"], made.config.seed
+    examples = find_examples(text, stream, parts.store, base, gained, count, seed)
+    out.print("\n" + render_choice(examples), soft_wrap=True, markup=False)
+    for example in examples.drawn:
         out.print(render_example(example))
 
 

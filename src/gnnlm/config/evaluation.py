@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from gnnlm.config.section import MAX_K, Section
 
 MAX_MIXES = 10_000_000  # losses kept while tuning: 160 MB
+USUAL_BUCKETS = 8  # the most that a preset sets
 K = Annotated[int, Field(ge=1, le=MAX_K)]
 Temperature = Annotated[float, Field(ge=1e-9, le=1e9)]
 Weight = Annotated[float, Field(ge=0, le=1)]
@@ -39,30 +40,32 @@ class TuneConfig(Section):
         description="Weights of the kNN distribution to try: 0 is the model alone, 1 is kNN alone. A gate "
         "is not limited to them.",
     )
-    buckets: int = Field(
-        8,
+    buckets: int | None = Field(
+        None,
         ge=1,
         le=256,
         description="Positions are grouped into this many buckets by the similarity of their nearest neighbour, and "
         "each bucket gets its own weight. There are fewer buckets when valid has fewer than 200 positions for each. "
-        "1 gives all positions the same weight, as in the paper.",
+        "1 gives all positions the same weight, as in the paper. Default: as gnn.preset says, which is 8 for the "
+        "preset `default`.",
     )
 
-    gate: bool = Field(
-        True,
+    gate: bool | None = Field(
+        None,
         description="Also fit a gate, which computes the weight at each position from how similar the neighbours are, "
         "how much they agree and how sure the model is, and choose among one weight, buckets and the gate by "
         "cross-validation on valid. The first token of a text then has a weight of its own. false: one weight per "
-        "bucket, without the comparison.",
+        "bucket, without the comparison. Default: as gnn.preset says, which is true for the preset `default`.",
     )
 
     @model_validator(mode="after")
     def _bounded(self) -> TuneConfig:
         tried = math.prod(len(values) for values in (self.ks, self.lambdas, self.temperatures or range(12)))
-        if tried * self.buckets > MAX_MIXES:
+        tried *= self.buckets or USUAL_BUCKETS
+        if tried > MAX_MIXES:
             raise ValueError(
-                f"ks, temperatures, lambdas and buckets make {tried * self.buckets:,} combinations; expected at most "
-                f"{MAX_MIXES:,}: shorten a list"
+                f"ks, temperatures, lambdas and buckets make {tried:,} combinations; expected at most {MAX_MIXES:,}: "
+                "shorten a list"
             )
         return self
 

@@ -15,7 +15,8 @@ class GnnConfig(Section):
     preset: Literal["default", "paper", "released"] = Field(
         "default",
         description="The kind of network. `paper`: the equations as printed. `released`: the choices of the authors' "
-        "code. `default`: what measured best. Fields below that are null follow the preset.",
+        "code. `default`: what measured best. Fields below that are null follow the preset; so do search.exclude and "
+        "tune.buckets.",
     )
     layers: int = Field(
         3,
@@ -46,7 +47,17 @@ class GnnConfig(Section):
         le=MAX_K,
         description="Tokens of its own document that a token attends to, itself included.",
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on what each layer adds to the context states.")
+    dropout: float | None = Field(
+        None, ge=0, lt=1, description="Dropout on what each layer adds to the context states."
+    )
+    attention_dropout: float | None = Field(None, ge=0, lt=1, description="Dropout on attention weights.")
+    neighbour_dropout: float | None = Field(
+        None, ge=0, lt=1, description="Dropout on what each layer adds to the states of neighbour nodes."
+    )
+    typed_input: bool | None = Field(
+        None,
+        description="With a width of its own: give context and neighbour nodes separate input projections.",
+    )
     inter: Literal["window", "centre"] | None = Field(
         None, description="Which nodes of a window the context token attends to: all of them, or the centre only."
     )

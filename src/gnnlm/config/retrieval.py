@@ -116,11 +116,12 @@ class SearchConfig(Section):
         description="How many train positions, from the first on, neighbours are searched for; the GNN is trained on "
         "these alone. Lower it to save time on a large corpus. Default: all.",
     )
-    exclude: Literal["receptive-field", "document"] = Field(
-        "document",
+    exclude: Literal["receptive-field", "document"] | None = Field(
+        None,
         description="Rows that a train position may not retrieve, so that it cannot see its own answer: those whose "
-        "window overlaps its receptive field (`receptive-field`, as in the paper), or all of its document as well "
-        "(`document`), which is closer to what held-out text finds.",
+        "window overlaps its receptive field, or that of a position to which the network carries what it retrieves "
+        "(`receptive-field`, as in the paper), or all of its document as well (`document`), which is closer to what "
+        "held-out text finds. Default: as gnn.preset says, which is `document` for the preset `default`.",
     )
     shard_queries: int = Field(
         4096,

@@ -10,6 +10,7 @@ from gnnlm.config.corpus import CorpusConfig
 from gnnlm.config.evaluation import EvalConfig, TuneConfig
 from gnnlm.config.lm import SCRATCH, LMConfig
 from gnnlm.config.network import CacheConfig, GnnConfig, TrainConfig
+from gnnlm.config.presets import PRESETS
 from gnnlm.config.retrieval import CodecConfig, IndexConfig, SearchConfig, StoreConfig
 from gnnlm.config.section import Section
 
@@ -42,6 +43,21 @@ class Config(Section):
         TuneConfig(), description="The values of k, temperature and weight (lambda) of the kNN part tried on valid."
     )
     eval: EvalConfig = Field(EvalConfig(), description="The report on test.")
+
+    @property
+    def exclude(self) -> str:
+        """`search.exclude`, or what the preset says."""
+        return self.search.exclude or str(PRESETS[self.gnn.preset]["search"]["exclude"])
+
+    @property
+    def buckets(self) -> int:
+        """`tune.buckets`, or what the preset says."""
+        return self.tune.buckets or int(PRESETS[self.gnn.preset]["tune"]["buckets"])
+
+    @property
+    def gate(self) -> bool:
+        """`tune.gate`, or what the preset says."""
+        return bool(PRESETS[self.gnn.preset]["tune"]["gate"]) if self.tune.gate is None else self.tune.gate
 
     @model_validator(mode="after")
     def _curriculum_within_graph(self) -> Config:

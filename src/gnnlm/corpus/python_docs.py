@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo", "__pycache__"}
+REPEATED = {"encodings"}  # some 80 modules of one sentence each, the same but for a name: retrieval would only copy it
 
 
 def python_texts() -> Iterator[tuple[str, str]]:
@@ -21,7 +22,7 @@ def python_texts() -> Iterator[tuple[str, str]]:
     library = Path(sysconfig.get_paths()["stdlib"])
     for file in sorted(library.rglob("*.py")):
         parts = file.relative_to(library).parts
-        if NOT_LIBRARY.isdisjoint(parts) and parts[0] != "pydoc_data":
+        if (NOT_LIBRARY | REPEATED).isdisjoint(parts) and parts[0] != "pydoc_data":
             text = "\n\n\n".join(_docstrings(file))
             if text:
                 yield ".".join(parts).removesuffix(".py").removesuffix(".__init__"), text

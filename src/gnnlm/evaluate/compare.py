@@ -1,73 +1,172 @@
-"""Several finished runs side by side, and whether their figures can be compared."""
+"""Several finished runs side by side, and whether their figures can be compared.
+
+Changes are measured on the test documents that two runs share, equal in name, text and tokens, with the 95% interval
+of a paired bootstrap over these documents.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from rich.table import Table
 
-from gnnlm.artifact import Artifact, fingerprint
-from gnnlm.evaluate.report import Report
-from gnnlm.evaluate.tables import short
-from gnnlm.predict.predictor import LABELS, PREDICTORS
+from gnnlm.artifact import Artifact
+from gnnlm.corpus.stream import Stream
+from gnnlm.evaluate.report import FEW_DOCUMENTS, Report
+from gnnlm.evaluate.tables import change_words, short
+from gnnlm.predict.bootstrap import Floats, Ints, change_interval
+from gnnlm.predict.predictor import LABELS, PREDICTORS, perplexity
+
+SAMPLES, SEED = 1000, 0
+Document = tuple[str, int]  # what identifies a test document (name, text, tokens), and its number of tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Finished:
-    """A finished run: its report, and what identifies its test tokens and its base model."""
+    """A finished run: its report, the log-probabilities of its test tokens by row, their documents, its base model."""
 
     name: str
     report: Report
-    test: str
+    scores: dict[str, Floats]
+    documents: list[Document]
     base: str
 
     @classmethod
-    def of(cls, name: str, report: Report, corpus: Artifact, lm: Artifact | None) -> Finished:
+    def of(cls, name: str, report: Report, scored: Artifact, corpus: Artifact, lm: Artifact | None) -> Finished:
         """From the run's artifacts; `lm` is the base model that the run itself trained, if it did."""
-        files = corpus.manifest["files"]
-        test = fingerprint([files[f"test.{part}.npy"]["sha256"] for part in ("tokens", "starts")])
-        return cls(name, report, test, lm.fingerprint if lm is not None else str(corpus.inputs["model files"]))
+        scores = {row: np.asarray(scored.array(f"{row}.log_probs.npy"), dtype=np.float64) for row in report.rows}
+        base = lm.fingerprint if lm is not None else str(corpus.inputs["model files"])
+        return cls(name, report, scores, list(documents_of(Stream(corpus, "test"))), base)
 
     def ppl(self, row: str) -> float | None:
         """The perplexity of a row; None if it is infinite, or if there is no such row."""
         return self.report.rows[row].ppl if row in self.report.rows else None
 
 
+def documents_of(stream: Stream) -> list[Document]:
+    """What identifies each document of a split; two that are alike in everything are numbered."""
+    seen, found = Counter[str](), []
+    for number, document in enumerate(stream.documents):
+        first, end = stream.starts[number : number + 2].tolist()
+        tokens = np.asarray(stream.tokens[first : end - 1], dtype=np.int64)
+        parts = (document["name"].encode("utf-8", "surrogatepass"), document["text"].encode("utf-8", "surrogatepass"))
+        digest = hashlib.sha256(b"\0".join((*parts, tokens.tobytes()))).hexdigest()
+        found.append((f"{digest} {seen[digest]}", len(tokens)))
+        seen[digest] += 1
+    return found
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The test tokens that two runs share: their places in each run, and the number of their document."""
+
+    here: Ints
+    there: Ints
+    document: Ints
+
+    @classmethod
+    def between(cls, run: Finished, first: Finished) -> Shared:
+        places = _places(first.documents)
+        both = [(at, places[key]) for key, at in _places(run.documents).items() if key in places]
+        return cls(
+            _joined([at for at, _ in both]),
+            _joined([at for _, at in both]),
+            _joined([np.full(len(at), number) for number, (at, _) in enumerate(both)]),
+        )
+
+    @property
+    def documents(self) -> int:
+        return int(self.document[-1]) + 1 if len(self.document) else 0
+
+
+def _places(documents: list[Document]) -> dict[str, Ints]:
+    ends = np.cumsum([size for _, size in documents])
+    return {key: np.arange(end - size, end) for (key, size), end in zip(documents, ends.tolist(), strict=True) if size}
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+@dataclass(frozen=True)
+class Change:
+    """The relative change of a row's perplexity against that of another run; its 95% interval, if it has one."""
+
+    change: float
+    interval: tuple[float, float] | None
+
+    @property
+    def is_significant(self) -> bool:
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    def __str__(self) -> str:
+        words = change_words(self.change, *(self.interval or (None, None)))
+        return words if self.is_significant else f"{words}, n.s."
+
+
+def change_of(run: Finished, first: Finished, row: str, shared: Shared) -> Change | None:
+    """How a row changed on the shared tokens; None if it cannot be said."""
+    if row not in run.scores or row not in first.scores or not shared.documents:
+        return None
+    here, there = run.scores[row][shared.here], first.scores[row][shared.there]
+    if not (np.isfinite(here).all() and np.isfinite(there).all()):
+        return None
+    gains = here - there
+    return Change(perplexity(-gains.mean()) - 1, change_interval(gains, shared.document, SAMPLES, SEED))
+
+
 def comparison(runs: Sequence[Finished]) -> Table:
-    """The rows of several runs, one run per line; percentages only for runs with the first run's test tokens."""
+    """The rows of several runs, one run per line; changes only where the first run has the same test documents."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     names = [name for name in PREDICTORS if any(name in run.report.rows for run in runs)]
     for column in ("run", *(LABELS[name] for name in names), "codec", "smaller than fp32"):
         table.add_column(column, justify="left" if column in ("run", "codec") else "right", no_wrap=True)
     for run in runs:
-        codec = run.report.codec
-        figures = [_figure(run, runs[0], name) for name in names]
+        codec, shared = run.report.codec, Shared.between(run, runs[0])
+        figures = [_figure(run, runs[0], name, shared) for name in names]
         table.add_row(run.name, *figures, f"{codec.kind}, {codec.bytes} bytes", f"{codec.compression:.0f}x")
     return table
 
 
-def _figure(run: Finished, first: Finished, name: str) -> str:
+def _figure(run: Finished, first: Finished, name: str, shared: Shared) -> str:
     if name not in run.report.rows:
         return "-"
-    ppl, was = run.ppl(name), first.ppl(name)
-    if run is first or run.test != first.test or ppl is None or was is None:
-        return short(ppl)
-    return f"{short(ppl)} ({100 * (ppl / was - 1):+.1f}%)"
+    change = None if run is first else change_of(run, first, name, shared)
+    return short(run.ppl(name)) if change is None else f"{short(run.ppl(name))} [{change}]"
 
 
 def remarks(runs: Sequence[Finished]) -> list[str]:
-    """Caveats for reading the comparison, one sentence per line."""
+    """Caveats for reading the comparison, one sentence or two per line."""
     first, others = runs[0], runs[1:]
     lines = []
-    if any(run.test == first.test for run in others):
-        lines.append(f"Percentages are changes against the same row of {first.name}.")
+    found = {run.name: Shared.between(run, first) for run in others}
+    if any(shared.documents for shared in found.values()):
+        lines.append(
+            f"Percentages are changes against the same row of {first.name}, with the 95% interval of a paired "
+            "bootstrap over test documents; n.s.: not significant, the interval holds 0 or there is one document only."
+        )
     for run in others:
-        if run.test != first.test:
-            counts = f"{run.report.test_tokens:,} and {first.report.test_tokens:,} tokens"
+        shared = found[run.name]
+        counts = f"{run.report.test_tokens:,} and {first.report.test_tokens:,} tokens"
+        if not shared.documents:
             lines.append(
                 f"{run.name} and {first.name} have different test text or tokens ({counts}): their figures cannot be "
                 "compared."
+            )
+        elif not len(shared.here) == len(run.scores["base"]) == len(first.scores["base"]):
+            lines.append(
+                f"{run.name} and {first.name} have different test texts ({counts}). Changes are measured on the "
+                f"{shared.documents} documents that both have by name, with equal text and tokens "
+                f"({len(shared.here):,} tokens); perplexities are of each run's whole test text."
+            )
+        if 0 < shared.documents < FEW_DOCUMENTS:
+            lines.append(
+                f"{run.name} and {first.name} share fewer than {FEW_DOCUMENTS} test documents ({shared.documents}): "
+                "intervals are too narrow."
             )
         if run.base != first.base:
             models = run.report.model, first.report.model

@@ -72,6 +72,7 @@ def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int
         documents=test.documents(),
         test_tokens=tokens,
         test_documents=len(stream.names),
+        split_documents={split: corpus[split]["documents"] for split in SPLITS},
         store_tokens=corpus["train"]["tokens"],
         model=given.model,
         mix=given.tuned.facts["mix"],

@@ -7,40 +7,50 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.evaluate.report import Report
+from gnnlm.evaluate.tables import change_words, short
 from gnnlm.predict.predictor import LABELS, perplexity
 
-TALLEST = 1e9  # a larger perplexity is meaningless, and the axis cannot show it
-COLOURS = {"base": "#9aa5b1", "knn": "#6baed6", "gnn": "#fd8d3c", "gnn_knn": "#31a354"}
+COLOURS = {"base": "#666666", "knn": "#0072b2", "gnn": "#d55e00", "gnn_knn": "#009e73"}  # told apart without hue too
+MARKERS = {"knn": "s", "gnn": "D", "gnn_knn": "o"}
 DARK = "#333333"
+WIDEST = 1e4  # percent; a larger change is meaningless, and the axis cannot show it
 
 
 def plot_rows(report: Report, path: Path) -> None:
-    """Perplexity of each predictor in the report, with its 95% interval."""
-    figure, (axes,) = _axes(1, height=4.0)
-    tops = []
-    for place, name in enumerate(report.predictors):
-        row = report.rows[name]
-        ends = [row.ppl if end is None else end for end in row.ppl_95]
-        if row.ppl is None or any(end is None or end > TALLEST for end in ends):
-            axes.text(place, 0, "infinite" if row.ppl is None else f"{row.ppl:.3g}", ha="center", va="bottom")
+    """The change of perplexity against base of each predictor, in percent, with its 95% interval."""
+    names = [name for name in report.predictors if name != "base"]
+    figure, (axes,) = _axes(1, height=1.5 + 0.6 * max(1, len(names)))
+    ends = [0.0]
+    for place, name in enumerate(names):
+        row, colour = report.rows[name], COLOURS.get(name, DARK)
+        change = None if row.change is None else 100 * row.change
+        if change is None or change > WIDEST:
+            axes.text(0, place, "  infinite" if change is None else f"  {change:+.3g}%", va="center")
             continue
-        below, above = (max(0.0, sign * (row.ppl - (end or 0))) for sign, end in zip((1, -1), ends, strict=True))
-        axes.bar(place, row.ppl, color=COLOURS[name], width=0.65)
-        axes.errorbar(place, row.ppl, yerr=[[below], [above]], color=DARK, capsize=4, lw=1)
-        plain = name == "base" or row.change is None
-        words = f"{row.ppl:.2f}" if plain else f"{row.ppl:.2f}\n{100 * (row.change or 0):+.1f}%"
-        axes.text(place, 1.01 * (row.ppl + above), words, ha="center", va="bottom")
-        tops.append(row.ppl + above)
-    axes.set_xlim(-0.6, len(report.rows) - 0.4)
-    axes.set_xticks(range(len(report.rows)), [LABELS[name] for name in report.predictors])
-    axes.set_ylim(0, 1.18 * max(tops, default=1.0))
-    axes.set_ylabel("test perplexity")
+        low, high = (change if end is None else min(WIDEST, 100 * end) for end in (row.change_low, row.change_high))
+        axes.plot([low, high], [place, place], color=colour, lw=2.5, solid_capstyle="butt")
+        axes.plot([low, high], [place, place], "|", color=colour, ms=12, mew=2)
+        axes.plot(change, place, MARKERS.get(name, "^"), color=colour, ms=8, mec="white", label=LABELS[name])
+        words = change_words(row.change, row.change_low, row.change_high)
+        axes.annotate(words, (change, place), (0, 9), textcoords="offset points", ha="center", fontsize=9)
+        ends += [low, change, high]
+    left, right = min(ends), max(ends)
+    room = 0.3 * (right - left) or 1.0  # for the words over a point at the edge
+    axes.set_xlim(left - room, right + room)
+    axes.set_ylim(len(names) - 0.4, -0.8)
+    axes.axvline(0, color=COLOURS["base"], ls="--", lw=1)
+    axes.set_yticks(range(len(names)), [f"{LABELS[name]}\n{short(report.rows[name].ppl)}" for name in names])
+    axes.set_xlabel(
+        f"change of test perplexity against base ({short(report.rows['base'].ppl)}) in %, with 95% interval"
+    )
     axes.set_title(f"{report.test_tokens:,} test tokens, {report.store_tokens:,} in the store", fontsize=10)
     _save(figure, path)
 
 
 def plot_training(history: Sequence[Mapping[str, Any]], best_step: int, path: Path) -> None:
     """Above, the validation perplexity of GNN and base model; below, the GNN's change on valid and on train text.
+
+    The change on valid text has its 95% interval; the sample of train text is too small for one.
 
     The loss of the training steps is not shown: each step reads different text, so the losses cannot be compared.
     """
@@ -59,6 +69,11 @@ def plot_training(history: Sequence[Mapping[str, Any]], best_step: int, path: Pa
         changes = [100 * (perplexity(entry[f"{part}_gnn"] - entry[f"{part}_base"]) - 1) for entry in known]
         if known:
             below.plot([entry["step"] for entry in known], changes, style, color=colour, ms=4, label=label)
+    shown = [entry for entry in history if "valid_change_low" in entry]
+    if shown:
+        ends = [[100 * entry[f"valid_change_{end}"] for entry in shown] for end in ("low", "high")]
+        below.fill_between([entry["step"] for entry in shown], *ends, color=COLOURS["gnn"], alpha=0.2, lw=0,
+                           label="validation text, 95% interval")  # fmt: skip
     below.axhline(0, color=COLOURS["base"], ls="--", label="base model")
     below.set_ylabel("change against base model (%)")
     below.set_xlabel("training step")

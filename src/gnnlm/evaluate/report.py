@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gnnlm.artifact import Artifact
 from gnnlm.errors import ArtifactError
+from gnnlm.predict.bootstrap import Floats, Ints, bootstrap_interval, change_interval
 from gnnlm.predict.predictor import PREDICTORS, perplexity
 
 SAME = 1e-6  # log-probabilities closer than this count as unchanged
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+EARLY = 64  # tokens of a document that count as its beginning
+FEW_DOCUMENTS = 10  # a split with fewer says little about other text
 
 
 class Part(BaseModel):
@@ -27,7 +27,11 @@ class Part(BaseModel):
 
 
 class Row(Part):
-    """The figures of one predictor; null where a figure is infinite."""
+    """The figures of one predictor; null where a figure is infinite, or has no interval.
+
+    `change` is that of perplexity against base, low and high its 95% interval. Early are the first 64 tokens of each
+    document; gains are in nats, summed over tokens.
+    """
 
     ppl: float | None
     ppl_95: tuple[float | None, float | None]
@@ -37,6 +41,12 @@ class Row(Part):
     hurt: float
     tokens_per_second: float
     change: float | None
+    change_low: float | None
+    change_high: float | None
+    ppl_early: float | None
+    ppl_late: float | None
+    early_gain: float | None
+    late_gain: float | None
 
 
 class WeightRow(Part):
@@ -113,11 +123,12 @@ class Report(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     rows: dict[str, Row]
     documents: list[DocumentRow]
     test_tokens: int
     test_documents: int
+    split_documents: dict[str, int]
     store_tokens: int
     model: str
     mix: dict[str, dict[str, Any]]
@@ -161,6 +172,9 @@ class ScoredTest:
             total, gain = -float(scores.sum()), scores - self.scores["base"]
             ppl = perplexity(total / len(scores))
             low, high = bootstrap_interval(scores, self.document, samples, seed)
+            paired = change_interval(gain, self.document, samples, seed) if name != "base" else (0.0, 0.0)
+            change_low, change_high = paired or (math.inf, math.inf)
+            early = self.place < EARLY
             rows[name] = Row(
                 ppl=_plain(ppl),
                 ppl_95=(_plain(low), _plain(high)),
@@ -170,8 +184,20 @@ class ScoredTest:
                 hurt=float((gain < -SAME).mean()),
                 tokens_per_second=self.speeds[name],
                 change=_plain(ppl / base - 1),
+                change_low=_plain(change_low),
+                change_high=_plain(change_high),
+                ppl_early=_plain(_mean_perplexity(scores[early])),
+                ppl_late=_plain(_mean_perplexity(scores[~early])),
+                early_gain=_plain(float(gain[early].sum())),
+                late_gain=_plain(float(gain[~early].sum())),
             )
         return rows
+
+    @property
+    def place(self) -> Ints:
+        """The number of tokens before each token in its document."""
+        first: Ints = np.searchsorted(self.document, self.document)
+        return np.arange(len(self.document)) - first
 
     def documents(self) -> list[DocumentRow]:
         """A row for each document, in the order of the split."""
@@ -192,24 +218,28 @@ def _plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def bootstrap_interval(scores: Floats, document: Ints, samples: int, seed: int) -> tuple[float, float]:
-    """95% interval of perplexity, by bootstrap over whole documents."""
-    count = int(document.max()) + 1
-    sums = np.bincount(document, weights=-scores, minlength=count)
-    sizes = np.bincount(document, minlength=count)
-    drawn = np.random.default_rng(seed).integers(count, size=(samples, count))
-    drawn_sizes = np.maximum(sizes[drawn].sum(1), 1)
-    means = np.sort(sums[drawn].sum(1) / drawn_sizes)  # sorted, not interpolated: a mean may be infinite
-    low, high = means[int(0.025 * (samples - 1))], means[round(0.975 * (samples - 1))]
-    return perplexity(low), perplexity(high)
+def _mean_perplexity(scores: Floats) -> float:
+    return perplexity(-float(scores.mean())) if len(scores) else math.inf
 
 
 def read_report(artifact: Artifact) -> Report:
-    """The report of a finished run."""
+    """The report of a finished run; one of version 2 is completed from the log-probabilities beside it."""
     try:
-        return Report.model_validate(json.loads(artifact.text("report.json")))
-    except (ValueError, ValidationError) as error:
+        values = json.loads(artifact.text("report.json"))
+        return Report.model_validate(_from_version_2(values, artifact) if values.get("version") == 2 else values)
+    except (ValueError, KeyError, AttributeError, ValidationError) as error:
         run = artifact.path.parent
         raise ArtifactError(
             f"{artifact.path} holds no report of this version; rebuild it: gnnlm run {run} --rebuild"
         ) from error
+
+
+def _from_version_2(values: dict[str, Any], artifact: Artifact) -> dict[str, Any]:
+    """Version 2 had no interval of the change, no early and late figures, and only the number of test documents."""
+    sizes = [document["tokens"] for document in values["documents"]]
+    scores = {name: np.asarray(artifact.array(f"{name}.log_probs.npy"), dtype=np.float64) for name in values["rows"]}
+    speeds = {name: row["tokens_per_second"] for name, row in values["rows"].items()}
+    test = ScoredTest(scores, np.repeat(np.arange(len(sizes)), sizes), [""] * len(sizes), 1, 1, speeds)
+    new = test.rows(artifact.inputs["eval.bootstrap"], artifact.inputs["seed"])
+    rows = {name: {**new[name].model_dump(), **row} for name, row in values["rows"].items()}
+    return {**values, "version": 3, "rows": rows, "split_documents": {"test": values["test_documents"]}}

@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.table import Table
 
-from gnnlm.evaluate.report import Report
+from gnnlm.evaluate.report import EARLY, FEW_DOCUMENTS, Report
 from gnnlm.predict.predictor import LABELS
 
-COLUMNS = ("model", "ppl", "95%", "change", "ppl/word", "bits/byte", "helped", "hurt", "tok/s")
+COLUMNS = ("model", "ppl", "95%", "change, 95%", "ppl/word", "bits/byte", "helped", "hurt", "tok/s")
 
 
 def cells(report: Report) -> list[tuple[str, ...]]:
@@ -24,7 +24,7 @@ def cells(report: Report) -> list[tuple[str, ...]]:
                 LABELS[name],
                 short(r.ppl),
                 f"{short(low)}-{short(high)}",
-                "" if first else "inf" if r.change is None else f"{100 * r.change:+.1f}%",
+                "" if first else change_words(r.change, r.change_low, r.change_high),
                 short(r.ppl_word),
                 "inf" if r.bits_per_byte is None else f"{r.bits_per_byte:.3f}",
                 "" if first else f"{100 * r.helped:.0f}%",
@@ -33,6 +33,21 @@ def cells(report: Report) -> list[tuple[str, ...]]:
             )
         )
     return lines
+
+
+def change_words(change: float | None, low: float | None, high: float | None) -> str:
+    """
+    >>> change_words(-0.1, -0.125, -0.08), change_words(0.1, None, None), change_words(None, None, None)
+    ('-10.0% (-12.5 to -8.0)', '+10.0%', 'inf')
+    """
+    if change is None:
+        return "inf"
+    interval = "" if low is None or high is None else f" ({_percent(low)} to {_percent(high)})"
+    return f"{_percent(change)}%{interval}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f}" if share < 100 else f"{100 * share:+.3g}"
 
 
 def short(value: float | None) -> str:
@@ -74,6 +89,10 @@ def notes(report: Report) -> list[str]:
         for name, mix in report.mix.items()
     )
     return [
+        *_few(report),
+        "change: of perplexity against base, with its 95% interval by paired bootstrap over test documents. A change "
+        "is significant if its interval leaves out 0, also where the intervals of the perplexities overlap.",
+        *_beginnings(report),
         f"kNN: {mixes}; chosen on valid.",
         *_weights(report),
         "helped and hurt: the share of tokens whose probability rose or fell. Mixing kNN in lowers most of them a "
@@ -105,6 +124,33 @@ def _weights(report: Report) -> list[str]:
 
 def _nats(value: float | None) -> str:
     return "inf" if value is None else f"{value:.3f}"
+
+
+def _few(report: Report) -> list[str]:
+    few = [f"{split} has {count}" for split, count in report.split_documents.items() if count < FEW_DOCUMENTS]
+    if not few:
+        return []
+    return [
+        f"Warning: fewer than {FEW_DOCUMENTS} documents in a split ({', '.join(few)}): intervals are too narrow, and "
+        "other text may give other figures."
+    ]
+
+
+def _beginnings(report: Report) -> list[str]:
+    """How much of the gain is made at the beginning of documents, where the base model has read little."""
+    last = report.predictors[-1]
+    early_gain, late_gain = report.rows[last].early_gain, report.rows[last].late_gain
+    early = sum(min(document.tokens, EARLY) for document in report.documents)
+    if early == report.test_tokens or early_gain is None or late_gain is None or early_gain + late_gain <= 0:
+        return []
+    both = ((LABELS[name], report.rows[name]) for name in report.predictors)
+    return [
+        f"Beginnings: {100 * early_gain / (early_gain + late_gain):.0f}% of the gain of {LABELS[last]} (in nats) is "
+        f"made in the first {EARLY} tokens of documents, which are {100 * early / report.test_tokens:.0f}% of the "
+        "tokens. Perplexity there and after: "
+        + ", ".join(f"{label} {short(row.ppl_early)} and {short(row.ppl_late)}" for label, row in both)
+        + "."
+    ]
 
 
 def _weight(mix: dict[str, Any]) -> str:

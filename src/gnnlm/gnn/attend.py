@@ -43,16 +43,19 @@ def attend(
     mask_NS: Tensor,
     tables: Sequence[Tensor | Coded],
     lines_NS: Sequence[Tensor],
+    dropout: float = 0.0,
 ) -> Tensor:
     """Average of sources under softmax(query . source + bias) over the unmasked ones, [N, H, C].
 
-    A source is a line of each table, side by side. A token without a source gets zeros.
+    A source is a line of each table, side by side. A token without a source gets zeros. `dropout` sets this share of
+    the weights to zero and raises the others to make up for it.
     """
     with torch.autocast(query_NHC.device.type, enabled=False):  # scores and sums stay in full precision
         kind = torch.promote_types(query_NHC.dtype, torch.float32)
         bias_NHS, empty_N11 = _masked(bias_NHS.to(kind), mask_NS)
         query_NHC = _each(tables, query_NHC.to(kind), lambda table, part: table.enter(part))
-        out: Tensor = _Attend.apply(query_NHC, bias_NHS, tuple(lines_NS), *tables)
+        kept_NHS = F.dropout(torch.ones_like(bias_NHS), dropout) if dropout else None
+        out: Tensor = _Attend.apply(query_NHC, bias_NHS, kept_NHS, tuple(lines_NS), *tables)
         return _each(tables, out, lambda table, part: table.leave(part)).masked_fill(empty_N11, 0.0)
 
 
@@ -76,7 +79,12 @@ def attend_projected(
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query_NHC: Tensor, bias_NHS: Tensor, lines: tuple[Tensor, ...], *tables: Tensor | Coded
+        ctx: Any,
+        query_NHC: Tensor,
+        bias_NHS: Tensor,
+        kept_NHS: Tensor | None,
+        lines: tuple[Tensor, ...],
+        *tables: Tensor | Coded,
     ) -> Tensor:
         widths = _widths(tables)
         queries = query_NHC.split(widths, dim=-1)
@@ -88,9 +96,10 @@ class _Attend(torch.autograd.Function):
             for query_NHc, found_nSc in zip(queries, found, strict=True):
                 scores_nHS = torch.baddbmm(scores_nHS, query_NHc[part], found_nSc.mT)
             weights_NHS[part] = scores_nHS.softmax(-1)
+            used_nHS = weights_NHS[part] if kept_NHS is None else weights_NHS[part] * kept_NHS[part]
             for average_NHc, found_nSc in zip(averages, found, strict=True):
-                average_NHc[part] = weights_NHS[part] @ found_nSc
-        ctx.widths, ctx.lines = widths, lines
+                average_NHc[part] = used_nHS @ found_nSc
+        ctx.widths, ctx.lines, ctx.kept_NHS = widths, lines, kept_NHS
         ctx.tables = [None if isinstance(t, Tensor) else t for t in tables]
         ctx.save_for_backward(query_NHC, weights_NHS, *(t for t in tables if isinstance(t, Tensor)))
         return out_NHC
@@ -101,7 +110,7 @@ class _Attend(torch.autograd.Function):
         tables = [coded or plain.pop(0) for coded in ctx.tables]
         wanted = [
             torch.zeros_like(t) if isinstance(t, Tensor) and needed else None
-            for t, needed in zip(tables, ctx.needs_input_grad[3:], strict=True)
+            for t, needed in zip(tables, ctx.needs_input_grad[4:], strict=True)
         ]
         grads, queries = grad_NHC.split(ctx.widths, dim=-1), query_NHC.split(ctx.widths, dim=-1)
         grad_query_NHC, grad_bias_NHS = torch.empty_like(query_NHC), torch.empty_like(weights_NHS)
@@ -111,14 +120,17 @@ class _Attend(torch.autograd.Function):
             grad_weights_nHS = torch.zeros_like(weights_nHS)
             for grad_NHc, found_nSc in zip(grads, found, strict=True):
                 grad_weights_nHS = torch.baddbmm(grad_weights_nHS, grad_NHc[part], found_nSc.mT)
+            used_nHS = weights_nHS
+            if ctx.kept_NHS is not None:
+                used_nHS, grad_weights_nHS = weights_nHS * ctx.kept_NHS[part], grad_weights_nHS * ctx.kept_NHS[part]
             centred = grad_weights_nHS - (grad_weights_nHS * weights_nHS).sum(-1, keepdim=True)
             grad_scores_nHS = torch.mul(weights_nHS, centred, out=grad_bias_NHS[part])
             torch.cat([grad_scores_nHS @ found_nSc for found_nSc in found], dim=-1, out=grad_query_NHC[part])
             for number, grad_table in enumerate(wanted):
                 if grad_table is not None:
-                    grad_found = weights_nHS.mT @ grads[number][part] + grad_scores_nHS.mT @ queries[number][part]
+                    grad_found = used_nHS.mT @ grads[number][part] + grad_scores_nHS.mT @ queries[number][part]
                     grad_table.index_add_(0, ctx.lines[number][part].reshape(-1), grad_found.flatten(0, 1))
-        return grad_query_NHC, grad_bias_NHS, None, *wanted
+        return grad_query_NHC, grad_bias_NHS, None, None, *wanted
 
 
 def _widths(tables: Sequence[Tensor | Coded]) -> list[int]:

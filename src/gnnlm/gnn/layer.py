@@ -102,19 +102,22 @@ class GnnLayer(nn.Module):
         if options.copying:
             self.gate_H = nn.Parameter(torch.zeros(heads))
             self.near_H, self.near_slope_H = (nn.Parameter(torch.full((heads,), start)) for start in NEAR_START)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout, self.neighbour_dropout = nn.Dropout(options.dropout), nn.Dropout(options.neighbour_dropout)
+        self.attention_dropout = nn.Dropout(options.attention_dropout)
         self._frozen: Folded | None = None
         self._reset()
 
     def _reset(self) -> None:
         options = self.options
-        for matrix in (*self.query, *self.key, *self.value, *self.output):
-            nn.init.xavier_uniform_(matrix)
-        for relation in (self.attention_EHdd, self.feature_EHdd):
-            for matrix in relation.flatten(0, 1):
-                nn.init.eye_(matrix) if options.zero_start else nn.init.xavier_uniform_(matrix)
         if options.zero_start:
+            for matrix in (*self.query, *self.key, *self.value, *self.output):
+                nn.init.xavier_uniform_(matrix)
+            for relation in (self.attention_EHdd, self.feature_EHdd):
+                for matrix in relation.flatten(0, 1):
+                    nn.init.eye_(matrix)
             nn.init.zeros_(self.output[CONTEXT])
+        else:
+            self._reset_as_released()
         if options.token_features:
             nn.init.zeros_(self.token_key_DE)
             nn.init.xavier_uniform_(self.token_value_DE)
@@ -136,6 +139,19 @@ class GnnLayer(nn.Module):
                 unused += self.norms[NEIGHBOUR].parameters()
             for parameter in unused:
                 parameter.requires_grad_(False)
+
+    def _reset_as_released(self) -> None:
+        """The public code's start: linear layers as PyTorch makes them, relations very small.
+
+        It takes the fans of xavier from the whole tensor of relations, not from one matrix of it.
+        """
+        bound = 1 / math.sqrt(self.options.width)
+        biases = (self.query_bias, self.key_bias, self.value_bias, self.output_bias) if self.options.bias else ()
+        for kind in (self.query, self.key, self.value, self.output, *biases):
+            for parameter in kind:
+                nn.init.uniform_(parameter, -bound, bound)
+        for relation in (self.attention_EHdd, self.feature_EHdd):
+            nn.init.xavier_uniform_(relation)
 
     def forward(
         self, context_BTD: Tensor, past: KeysValues, band_BTS: Tensor, sources: Sources, graph: Graph
@@ -193,10 +209,14 @@ class GnnLayer(nn.Module):
         """A norm without weights: every use is followed by a matrix that can absorb them."""
         return F.layer_norm(states, states.shape[-1:]) if self.options.norm == "pre" else states
 
+    @property
+    def _attention_dropout(self) -> float:
+        return self.options.attention_dropout if self.training else 0.0
+
     def _intra_context(self, query_BTD: Tensor, key_BSD: Tensor, value_BSD: Tensor, band_BTS: Tensor) -> Tensor:
         query_BHTd, key_BHSd, value_BHSd = (self._split(x).transpose(1, 2) for x in (query_BTD, key_BSD, value_BSD))
         mean_BHTd = F.scaled_dot_product_attention(
-            query_BHTd, key_BHSd, value_BHSd, attn_mask=band_BTS[:, None], scale=1.0
+            query_BHTd, key_BHSd, value_BHSd, band_BTS[:, None], self._attention_dropout, scale=1.0
         )
         return mean_BHTd.transpose(1, 2).flatten(-2)
 
@@ -208,9 +228,10 @@ class GnnLayer(nn.Module):
             assert isinstance(table, Tensor)
             return attend_projected(query_NHd, bias_NHS, sources.mask_NS, table, lines_NS).view_as(x_BTD)
         query_NHC = torch.einsum("nhd,hdc->nhc", query_NHd, folded.inter_key_HdC)
-        mean_NHC = attend(query_NHC, bias_NHS, sources.mask_NS, sources.tables, sources.lines_NS)
+        dropout = self._attention_dropout
+        mean_NHC = attend(query_NHC, bias_NHS, sources.mask_NS, sources.tables, sources.lines_NS, dropout)
         sum_NHd = torch.einsum("nhc,hdc->nhd", mean_NHC, folded.inter_value_HdC)
-        if folded.inter_value_bias_Hd is not None:
+        if folded.inter_value_bias_Hd is not None:  # dropout leaves it whole: its weights sum to one on average
             sum_NHd = sum_NHd + sources.mask_NS.any(-1)[:, None, None] * folded.inter_value_bias_Hd
         return sum_NHd.reshape(x_BTD.shape)
 
@@ -276,14 +297,19 @@ class GnnLayer(nn.Module):
         for w in sorted(set(alike)):
             if w in asking:
                 scores_UHn = torch.stack([(query[w] * key[s]).sum(-1) for s in near[w]], dim=-1)
-                weights_UHn = masked_softmax(scores_UHn, slot_UW[:, None, near[w]])
+                weights_UHn = self.attention_dropout(masked_softmax(scores_UHn, slot_UW[:, None, near[w]]))
                 parts = [weights_UHn[..., n, None] * value[s] for n, s in enumerate(near[w])]
             else:
-                parts = [value[s] * slot_UW[:, s, None, None] for s in near[w]] or [torch.zeros_like(value[targets[0]])]
+                parts = [self._sole(value[s], slot_UW[:, s]) for s in near[w]] or [torch.zeros_like(value[targets[0]])]
             messages[w] = sum(parts[1:], start=parts[0])
         sums_UmD = _linear(torch.stack(list(messages.values()), dim=1).flatten(-2), self._weights("output", NEIGHBOUR))
-        added_UtD = sums_UmD[:, [list(messages).index(w) for w in alike]]
+        added_UtD = self.neighbour_dropout(sums_UmD[:, [list(messages).index(w) for w in alike]])
         return self._post_norm(states_RD[place_UW[:, list(targets)]] + added_UtD, NEIGHBOUR)
+
+    def _sole(self, value_UHd: Tensor, real_U: Tensor) -> Tensor:
+        """The message of a slot's only edge: its weight is one, or zero where there is no such node."""
+        weight_UH1: Tensor = real_U[:, None, None].to(value_UHd).expand(*value_UHd.shape[:2], 1)
+        return value_UHd * F.dropout(weight_UH1, self._attention_dropout)
 
     def _edge_bias(self, graph: Graph) -> Tensor:
         """What the preset `default` adds to inter scores, [N, H, S]: a bias per slot and a weight on similarity."""

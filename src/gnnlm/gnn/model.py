@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gnnlm.errors import ArtifactError
-from gnnlm.gnn.layer import GnnLayer, KeysValues, Sources
+from gnnlm.gnn.layer import CONTEXT, NEIGHBOUR, GnnLayer, KeysValues, Sources
 from gnnlm.gnn.options import GnnOptions
 from gnnlm.graph.batch import Graph, band_mask
 
@@ -112,9 +112,10 @@ class GnnModel(nn.Module):
             GnnLayer(options, last=number == options.layers - 1) for number in range(options.layers)
         )
         if options.width != options.base_width:
-            self.narrow = nn.Linear(
-                options.base_width, options.width
-            )  # one for all nodes: all are states of the same model
+            # one for all nodes, which are states of the same model, unless there is one for each type
+            self.narrow = nn.Linear(options.base_width, options.width)
+            if options.typed_input:
+                self.narrow_neighbour = nn.Linear(options.base_width, options.width)
             self.widen = nn.Linear(options.width, options.base_width)
             if options.zero_start:
                 nn.init.zeros_(self.widen.weight)
@@ -179,7 +180,7 @@ class GnnModel(nn.Module):
     def sources(self, graph: Graph) -> Iterator[Sources]:
         """What the inter edges of each layer read, computed from the windows' states."""
         windows, slots = graph.windows, self.options.inter_slots
-        states_PD = self.enter(windows.states_PD)
+        states_PD = self.enter(windows.states_PD, NEIGHBOUR)
         static_PD = self.layer(0).pre_norm(states_PD)
         static_NS = edge_lines(graph, windows.place_UW[:, slots])
         mask_NS = edge_mask(graph, slots)
@@ -238,11 +239,12 @@ class GnnModel(nn.Module):
 
     # -- in, out, on disk ----------------------------------------------------------------------------------
 
-    def enter(self, states: Tensor) -> Tensor:
-        """The base model's states as input of the first layer."""
+    def enter(self, states: Tensor, kind: int = CONTEXT) -> Tensor:
+        """The base model's states as nodes of a type, input of the first layer."""
         if self.options.width == self.options.base_width:
             return states
-        narrowed: Tensor = F.gelu(self.narrow(states))
+        narrow = self.narrow_neighbour if self.options.typed_input and kind == NEIGHBOUR else self.narrow
+        narrowed: Tensor = F.gelu(narrow(states))
         return narrowed
 
     def _leave(self, base_BTD: Tensor, context_BTD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The options of a GNN, and the named presets that set them.
+"""The options of a GNN, resolved from the config and its preset.
 
 `paper` follows the equations as printed, `released` the public code, and `default` is what measured best here. A field
 set in the config overrides the preset.
@@ -13,53 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnlm.config import GnnConfig
+from gnnlm.config.presets import PRESETS
 from gnnlm.errors import ConfigError
 
 COSINE_UNIT = 0.01  # the usual tuned temperature of kNN-LMs
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "inter": "window",
-        "neighbour_updates": True,
-        "self_loops": False,
-        "combine": "sum",
-        "norm": "none",
-        "bias": False,
-        "scale": "width",
-        "mu": "type",
-        "zero_start": True,
-        "edge_bias": False,
-        "token_features": False,
-        "copying": False,
-    },
-    "released": {
-        "inter": "centre",
-        "neighbour_updates": True,
-        "self_loops": True,
-        "combine": "mean",
-        "norm": "post",
-        "bias": True,
-        "scale": "head",
-        "mu": "head",
-        "zero_start": False,
-        "edge_bias": False,
-        "token_features": False,
-        "copying": False,
-    },
-    "default": {
-        "inter": "window",
-        "neighbour_updates": False,
-        "self_loops": True,
-        "combine": "sum",
-        "norm": "pre",
-        "bias": False,
-        "scale": "head",
-        "mu": "head",
-        "zero_start": True,
-        "edge_bias": True,
-        "token_features": True,
-        "copying": True,
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -88,6 +45,9 @@ class GnnOptions:
     similarity_unit: float = COSINE_UNIT
     copying: bool = False
     similarity_best: float = 1.0
+    attention_dropout: float = 0.0
+    neighbour_dropout: float = 0.0
+    typed_input: bool = False
 
     @property
     def window(self) -> int:
@@ -132,7 +92,7 @@ def resolve_options(config: GnnConfig, base_width: int, unit: float = COSINE_UNI
         raise ConfigError(f"gnn.heads must divide the GNN's width {width} (got {heads})")
     chosen = config.model_dump(exclude={"preset", "heads", "width"}, exclude_none=True)
     widths = {"heads": heads, "width": width, "base_width": base_width}
-    options = {**PRESETS[config.preset], **chosen, **widths, "similarity_unit": unit, "similarity_best": best}
+    options = {**PRESETS[config.preset]["gnn"], **chosen, **widths, "similarity_unit": unit, "similarity_best": best}
     needed = options["token_features"] and options["edge_bias"] and width == base_width
     if config.copying and not needed:
         raise ConfigError("gnn.copying needs gnn.token_features, gnn.edge_bias and the base model's width")

@@ -30,7 +30,7 @@ from gnnlm.config import CacheConfig
 from gnnlm.datastore.quantize import CodedTable, Quantizer, train_quantizer
 from gnnlm.datastore.store import Store, mapped
 from gnnlm.errors import ArtifactError
-from gnnlm.gnn.layer import Sources
+from gnnlm.gnn.layer import NEIGHBOUR, Sources
 from gnnlm.gnn.model import GnnModel, edge_lines, edge_mask
 from gnnlm.gnn.options import GnnOptions
 from gnnlm.graph.batch import Context, Graph, Windows
@@ -98,7 +98,7 @@ def table_shapes(options: GnnOptions, projected: bool, rows: int) -> list[tuple[
 def make_tables(model: GnnModel, windows: Windows, projected: bool) -> list[Tensor]:
     """The lines of some windows: [P, C], by position, before the first window update, else [U, slots, C]."""
     options = model.options
-    states_PD = model.enter(windows.states_PD)
+    states_PD = model.enter(windows.states_PD, NEIGHBOUR)
     updated = model.window_states(states_PD, windows.place_UW, windows.slot_UW)
     tables = []
     for number in range(len(table_shapes(options, projected, 1))):

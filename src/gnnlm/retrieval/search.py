@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from gnnlm.artifact import Artifact, Draft, require_space
+from gnnlm.config import Config
 from gnnlm.corpus.stream import Stream
 from gnnlm.datastore.store import mapped
 from gnnlm.progress import Track
@@ -22,13 +23,28 @@ class LeakageRule:
     """What a train position may not retrieve from its own document.
 
     The state of a window node within `receptive_field` of the query, on either side, has read tokens that
-    the query predicts or has read itself. Windows extend `reach` positions past their row, so rows
-    within receptive_field + reach are dropped. With `whole_document`, all rows of the document are.
+    the query predicts or has read itself. Windows extend `reach` positions past their row. What a position retrieves
+    is carried along context edges to positions up to `carried` further on, whose tokens it must not have read either.
+    So rows within receptive_field + reach + carried are dropped. With `whole_document`, all rows of the document are.
     """
 
     receptive_field: int
     reach: int
     whole_document: bool
+    carried: int = 0
+
+    @classmethod
+    def of(cls, config: Config, receptive_field: int) -> LeakageRule:
+        """The rule that a config asks for, with a base model of this receptive field."""
+        gnn = config.gnn
+        hops = max(0, gnn.layers - 1)  # the first layer retrieves, each later one passes on
+        carried = min(config.train.block - 1, hops * (gnn.context - 1))
+        return cls(receptive_field, max(gnn.left, gnn.right), config.exclude == "document", carried)
+
+    @property
+    def span(self) -> int:
+        """How far, on either side, a position may not retrieve."""
+        return self.receptive_field + self.reach + self.carried
 
     def excluded(self, positions: Ids, first: Ids, last: Ids, places: Ids | None = None) -> tuple[Ids, Ids]:
         """The range low..high (both included) that each position may not retrieve.
@@ -41,7 +57,7 @@ class LeakageRule:
         >>> int(low[0]), int(high[0])
         (8, 13)
         """
-        span = self.receptive_field + self.reach
+        span = self.span
         if places is not None:
             here = places[positions]
             low, high = np.searchsorted(places, here - span), np.searchsorted(places, here + span, side="right") - 1

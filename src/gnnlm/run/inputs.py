@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from gnnlm.run import Run
 
 WHERE = ("source", "dataset", "train", "valid", "test")  # the fields of the corpus that say where its text is
+LATER_OPTIONS = {  # newer than some finished networks, which were trained as if with these values
+    "attention_dropout": 0.0,
+    "neighbour_dropout": 0.0,
+    "typed_input": False,
+}
 Facts = Mapping[str, Mapping[str, Any]]  # facts of the parents, by name
 
 
@@ -98,10 +103,16 @@ def _index_inputs(run: Run, facts: Facts) -> dict[str, Any]:
     return {**section, "index.clusters": clusters, "seed": run.config.seed}
 
 
-def _search_inputs(run: Run, _: Facts) -> dict[str, Any]:
+def _search_inputs(run: Run, facts: Facts) -> dict[str, Any]:
+    from gnnlm.retrieval.search import LeakageRule
+
     config = run.config
+    rule = LeakageRule.of(config, facts["encode"]["receptive_field"])
+    idle = rule.whole_document and not config.lm.continuous  # nothing beyond the document can leak
     return {
+        **({} if idle else {"leakage span": rule.span}),
         **_section(config.search, "search"),
+        "search.exclude": config.exclude,
         "index.probes": config.index.probes,
         "lm.window": config.lm.window,
         "gnn.left": config.gnn.left,
@@ -115,6 +126,7 @@ def _train_inputs(run: Run, facts: Facts) -> dict[str, Any]:
     config = run.config
     options = resolve_options(config.gnn, facts["encode"]["width"], best=similarity_best(config.index.metric)).as_dict()
     del options["similarity_unit"]  # comes from the neighbour tables
+    options = {name: value for name, value in options.items() if LATER_OPTIONS.get(name) != value}
     return {
         **flat(options, "gnn."),
         **_section(config.train, "train", skip=("device",)),
@@ -131,9 +143,10 @@ def _tune_inputs(run: Run, _: Facts) -> dict[str, Any]:
     grid = COSINE_TEMPERATURES if run.config.index.metric == "cosine" else ["units of l2", *L2_TEMPERATURES]
     section = _section(tune, "tune", skip=("temperatures", "gate"))
     was = _made_from(run, "tune")
-    if tune.gate and not (run.reading and was and "tune.gate" not in was):  # an older run can be read as it is
+    if run.config.gate and not (run.reading and was and "tune.gate" not in was):  # an older run can be read as it is
         section["tune.gate"] = True
-    return {**section, "tune.temperatures": tune.temperatures or grid, "graph k": run.graph_k}
+    resolved = {"tune.temperatures": tune.temperatures or grid, "tune.buckets": run.config.buckets}
+    return {**section, **resolved, "graph k": run.graph_k}
 
 
 def _eval_inputs(run: Run, _: Facts) -> dict[str, Any]:

@@ -126,11 +126,7 @@ def _build_tables(run: Run, draft: Draft) -> Artifact:
 
     config, parts, encoded = run.config, run.parts, run.artifact("encode")
     index, streams = parts.index, parts.streams
-    rule = LeakageRule(
-        encoded.facts["receptive_field"],
-        max(config.gnn.left, config.gnn.right),
-        config.search.exclude == "document",
-    )
+    rule = LeakageRule.of(config, encoded.facts["receptive_field"])
     some, unread = parts.unread_positions, parts.unread_states
     positions = (np.arange(len(streams["train"])) if some is None else some)[: config.search.max_train]
     keys = keys_of(encoded, "train") if unread is None else unread
@@ -189,13 +185,13 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
 
     config, parts, valid = run.config.tune, run.parts, run.parts.searched("valid")
     wanted = ("base",) if parts.gnn is None else ("base", "gnn")
-    asked = wanted if config.gate else ()
+    asked = wanted if run.config.gate else ()
     scored = score_surely(parts.predictor_with({}), valid, run.config.eval.block, "score valid", wanted, asked)
     temperatures = config.temperatures or default_temperatures(run.config.index.metric, valid.table.similarity)
-    grid = Grid(config.ks, temperatures, config.lambdas, config.buckets)
+    grid = Grid(config.ks, temperatures, config.lambdas, run.config.buckets)
     mixes, table = tune_mixes(valid, parts.store, scored.log_probs, grid)
     write_json(draft.file("tuning.json"), table)
-    if not config.gate:
+    if not run.config.gate:
         return draft.finish({"mix": {name: mix.as_dict() for name, mix in mixes.items()}})
     chosen = choose_mixes(valid, parts.store, scored, (mixes, table))
     for name, choice in chosen.items():

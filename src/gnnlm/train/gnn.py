@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from gnnlm.config import Phase, TrainConfig
 from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.batch import Graph
 from gnnlm.lm.head import Head
+from gnnlm.predict.bootstrap import Floats, change_interval
 from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.predictor import Predictor, perplexity
 from gnnlm.predict.score import SearchedText
@@ -28,6 +30,7 @@ from gnnlm.train.schedule import Plan
 from gnnlm.train.task import Report, Validation
 
 VALIDATION_BLOCK = 256
+RESAMPLES = 400  # of the valid documents, for the interval of a validation's change
 SAMPLE_TOKENS = 1024  # training tokens that are scored at each validation,
 SAMPLE_SHARE = 0.08  # but at most this share of the valid tokens, which keeps the cost below a tenth
 
@@ -94,35 +97,46 @@ class GnnTask:
         return graph.to(self.device), self.train.text.tokens(positions_BT).to(self.device)
 
     def validate(self, step: int, report: Report) -> Validation:
-        """Mean negative log-probability on the first valid positions, of the base model and of the GNN."""
+        """Mean negative log-probability on the first valid positions, of the base model and of the GNN.
+
+        With the 95% interval of the change between the two, if the positions are of more than one document.
+        """
         positions = torch.arange(min(self.valid_tokens, len(self.valid.text)))
-        sums = self._losses(self.valid, positions, VALIDATION_BLOCK, report)
+        sums, gains = self._losses(self.valid, positions, VALIDATION_BLOCK, report)
         base, gnn = (sums[name] / sums["tokens"] for name in ("base", "gnn"))
         words = f"valid perplexity {perplexity(gnn):.3f} (base {perplexity(base):.3f})"
-        return Validation(gnn, {"valid_base": base, "valid_gnn": gnn}, words)
+        document = self.valid.text.document_of(positions[self.valid.text.tokens(positions) >= 0]).numpy()
+        losses = {"valid_base": base, "valid_gnn": gnn}
+        interval = change_interval(gains, document, RESAMPLES, 0)
+        if interval is not None and np.isfinite(interval).all():
+            losses |= {"valid_change_low": interval[0], "valid_change_high": interval[1]}
+        return Validation(gnn, losses, words)
 
     def train_losses(self) -> dict[str, float]:
         """The same two losses on blocks spread over the training text, each from nothing carried."""
         total: Counter[str] = Counter()
         for lines_T in self._sample:
-            total.update(self._losses(self.train, self.train.table.positions(lines_T), len(lines_T)))
+            total.update(self._losses(self.train, self.train.table.positions(lines_T), len(lines_T))[0])
         return {f"train_{name}": total[name] / max(1, total["tokens"]) for name in ("base", "gnn")}
 
     def _losses(
         self, text: SearchedText, positions: Tensor, block: int, report: Report = lambda done, total: None
-    ) -> dict[str, float]:
-        """Summed negative log-probabilities of the base model and of the GNN, and the number of tokens."""
+    ) -> tuple[dict[str, float], Floats]:
+        """Summed negative log-probabilities of the base model and of the GNN, the number of tokens; each one's gain."""
         predictor = Predictor(self.head, self.graphs, self.model, self.ks[-1], {})
         sums, done = {"base": 0.0, "gnn": 0.0, "tokens": 0.0}, 0
+        gains = []
         for positions_N, prediction in text.predictions(predictor, block, ("base", "gnn"), positions):
             targets_N = text.text.tokens(positions_N).to(self.device)
             real = targets_N >= 0
-            for name, values in prediction[real].lm_target_log_probs(targets_N[real]).items():
+            found = prediction[real].lm_target_log_probs(targets_N[real])
+            for name, values in found.items():
                 sums[name] -= values.sum().item()
+            gains.append((found["gnn"] - found["base"]).double().cpu())
             sums["tokens"] += int(real.sum())
             done += len(positions_N)
             report(done, len(positions))
-        return sums
+        return sums, torch.cat(gains).numpy()
 
     @cached_property
     def _sample(self) -> Tensor:

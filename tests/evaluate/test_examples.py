@@ -1,0 +1,38 @@
+"""Examples of what retrieval does: drawn at random, not picked."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnnlm.evaluate.examples import Examples, find_examples, is_clear_gain, render_choice, render_example
+from gnnlm.run import Run
+
+
+def drawn_from(run: Run, base: np.ndarray, best: np.ndarray, seed: int, count: int = 2) -> Examples:
+    parts = run.parts
+    return find_examples(parts.searched("test"), parts.streams["test"], parts.store, base, best, count, seed)
+
+
+def test_drawn_at_random_among_clear_gains(tiny_run: Run) -> None:
+    tokens = tiny_run.parts.streams["test"].token_count
+    rng = np.random.default_rng(0)
+    base = np.log(rng.uniform(0.01, 0.3, tokens)).astype(np.float32)
+    best = base.copy()
+    gains = rng.choice(tokens, tokens // 2, replace=False)
+    best[gains] = np.log(0.95)
+    found = drawn_from(tiny_run, base, best, seed=0)
+    assert len(found.drawn) == 2
+    assert 0 < found.gains < found.words <= tokens
+    assert found.losses == 0
+    for example in found.drawn:
+        before, after = (float(p) for p in example.query[1].removeprefix("p ").split(" -> "))
+        assert is_clear_gain(np.log(before), np.log(after))
+        assert "Input: " in render_example(example).plain
+    assert len({example.query[0].document for example in found.drawn}) == 2
+    assert drawn_from(tiny_run, base, best, seed=0) == found
+    many = {drawn_from(tiny_run, base, best, seed=seed, count=1).drawn[0].query[0] for seed in range(12)}
+    assert len(many) > 6  # the seed decides, not the size of the gain
+    assert f"at random among {found.gains:,} clear gains" in render_choice(found)
+    turned = drawn_from(tiny_run, best, base, seed=0)
+    assert (turned.gains, turned.losses, turned.drawn) == (0, found.gains, [])
+    assert render_choice(turned).startswith("No examples: none of ")
