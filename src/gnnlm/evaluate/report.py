@@ -82,6 +82,54 @@ class CacheFacts(Part):
     dtype: str
 
 
+class PassageRow(Part):
+    """The figures of one predictor in the comparison with passages; null where a figure is infinite.
+
+    `ppl_later` and `change_later` leave out the first tokens of each document. `same_mix` is the perplexity with the
+    kNN mix of the report's own row, for the rows whose mix was chosen again.
+    """
+
+    ppl: float | None
+    ppl_95: tuple[float | None, float | None]
+    change: float | None
+    ppl_later: float | None
+    change_later: float | None
+    tokens_per_second: float
+    same_mix: float | None = None
+
+
+class PassageTrial(Part):
+    """A setting that was tried on valid; `ppl` is that of the base model that reads passages."""
+
+    count: int
+    length: int
+    stride: int
+    ppl: float | None
+    tokens_per_second: float
+
+
+class PassageComparison(Part):
+    """The predictors with and without passages before the text, all on the same tokens of test.
+
+    `later` is how many tokens at the beginning of each document `ppl_later` leaves out, `later_tokens` how many remain.
+    """
+
+    tokens: int
+    documents: int
+    later: int
+    later_tokens: int
+    count: int
+    length: int
+    stride: int
+    query: int
+    passages: int
+    valid_tokens: int
+    valid_base_ppl: float | None
+    tried: list[PassageTrial]
+    mix: dict[str, dict[str, Any]]
+    rows: dict[str, PassageRow]
+
+
 class Report(BaseModel):
     """Everything the table, the JSON and the figures show."""
 
@@ -102,6 +150,7 @@ class Report(BaseModel):
     codec: CodecFacts
     cache: CacheFacts | None
     seconds: dict[str, float]
+    passages: PassageComparison | None = None
 
     @property
     def predictors(self) -> list[str]:
@@ -135,14 +184,14 @@ class ScoredTest:
             ppl = perplexity(total / len(scores))
             low, high = bootstrap_interval(scores, self.document, samples, seed)
             rows[name] = Row(
-                ppl=_plain(ppl),
-                ppl_95=(_plain(low), _plain(high)),
-                ppl_word=_plain(perplexity(total / self.words)),
-                bits_per_byte=_plain(total / math.log(2) / self.bytes),
+                ppl=finite(ppl),
+                ppl_95=(finite(low), finite(high)),
+                ppl_word=finite(perplexity(total / self.words)),
+                bits_per_byte=finite(total / math.log(2) / self.bytes),
                 helped=float((gain > SAME).mean()),
                 hurt=float((gain < -SAME).mean()),
                 tokens_per_second=self.speeds[name],
-                change=_plain(ppl / base - 1),
+                change=finite(ppl / base - 1),
             )
         return rows
 
@@ -154,13 +203,13 @@ class ScoredTest:
             DocumentRow(
                 name=name,
                 tokens=int(sizes[number]),
-                ppl={p: _plain(perplexity(total[number] / max(1, sizes[number]))) for p, total in sums.items()},
+                ppl={p: finite(perplexity(total[number] / max(1, sizes[number]))) for p, total in sums.items()},
             )
             for number, name in enumerate(self.names)
         ]
 
 
-def _plain(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """The value, or None (null) if it is infinite, for which JSON has no number."""
     return value if math.isfinite(value) else None
 

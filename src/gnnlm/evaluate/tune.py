@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gnnlm.config import TuneConfig
 from gnnlm.config.evaluation import COSINE_TEMPERATURES, L2_TEMPERATURES
 from gnnlm.datastore.store import Store
 from gnnlm.gnn.options import similarity_unit
@@ -62,6 +63,12 @@ class Grid:
     temperatures: Sequence[float]
     lambdas: Sequence[float]
     buckets: int = 1
+
+
+def grid_of(config: TuneConfig, metric: str, similarity: npt.NDArray[np.float32]) -> Grid:
+    """The values that the config names; temperatures that suit the metric where it names none."""
+    temperatures = config.temperatures or default_temperatures(metric, similarity)
+    return Grid(config.ks, temperatures, config.lambdas, config.buckets)
 
 
 def tune_mixes(

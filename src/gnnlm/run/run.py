@@ -52,9 +52,10 @@ class Run:
 
     @cached_property
     def stages(self) -> dict[str, Stage]:
-        """The stages of this run, in order; training stages are included only if the config asks for them."""
+        """The stages of this run, in order; optional ones are included only if the config asks for them."""
         left_out = set() if self.config.lm.is_trained else {"lm"}
         left_out |= set() if self.config.gnn.layers else {"train", "cache"}
+        left_out |= set() if self.config.eval.context_retrieval.enabled else {"passages"}
         return {
             name: replace(stage, parents=tuple(parent for parent in stage.parents if parent not in left_out))
             for name, stage in STAGES.items()
@@ -193,6 +194,8 @@ class Run:
 
     def _stage(self, name: str) -> Stage:
         if name not in self.stages:
+            if name == "passages":
+                raise ConfigError("this run does not compare with passages; set eval.context_retrieval to true")
             if name != "lm":
                 raise ConfigError(f"this run has no graph network, and so no {name} stage; set gnn.layers to 1 or more")
             raise ConfigError(

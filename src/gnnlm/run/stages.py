@@ -94,6 +94,7 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
     from gnnlm.datastore.quantize import check_bytes
     from gnnlm.gnn.options import resolve_options
     from gnnlm.retrieval.faiss_index import check_index
+    from gnnlm.retrieval.passages import open_bm25
 
     config, lm, streams = run.config, run.parts.lm, run.parts.streams
     _warn_of_positions(config.lm)
@@ -103,6 +104,8 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
     if config.cache.dtype == "pq":
         check_bytes(options.width, config.cache.bytes, "cache.bytes")
     check_index(config.index, lm.width, streams["train"].token_count)
+    if config.eval.context_retrieval.enabled:
+        open_bm25()
     return build_store(draft, streams, lm, config.lm, config.store)
 
 
@@ -183,21 +186,28 @@ def _build_cache(run: Run, draft: Draft) -> Artifact:
 
 def _build_tuning(run: Run, draft: Draft) -> Artifact:
     from gnnlm.artifact import write_json
-    from gnnlm.evaluate.tune import Grid, default_temperatures, tune_mixes
+    from gnnlm.evaluate.tune import grid_of, tune_mixes
     from gnnlm.predict.score import score_text
 
     config, parts, valid = run.config.tune, run.parts, run.parts.searched("valid")
     wanted = ("base",) if parts.gnn is None else ("base", "gnn")
     scores, _ = score_text(parts.predictor_with({}), valid, run.config.eval.block, "score valid", wanted)
-    temperatures = config.temperatures or default_temperatures(run.config.index.metric, valid.table.similarity)
-    grid = Grid(config.ks, temperatures, config.lambdas, config.buckets)
+    grid = grid_of(config, run.config.index.metric, valid.table.similarity)
     chosen, tables = tune_mixes(valid, parts.store, scores, grid)
     write_json(draft.file("tuning.json"), tables)
     return draft.finish({"mix": {name: mix.as_dict() for name, mix in chosen.items()}})
 
 
+def _build_passages(run: Run, draft: Draft) -> Artifact:
+    from gnnlm.evaluate.passages import build_passages
+
+    parts = run.parts
+    return build_passages(draft, parts.streams, parts.lm, parts.head, run.artifact("encode"), run.config)
+
+
 def _build_report(run: Run, draft: Draft) -> Artifact:
     from gnnlm.evaluate.evaluate import Evaluation, build_report
+    from gnnlm.evaluate.passage_rows import ReadWithPassages
 
     def artifact(name: str) -> Artifact | None:
         return run.artifact(name) if name in run.stages else None
@@ -216,6 +226,11 @@ def _build_report(run: Run, draft: Draft) -> Artifact:
         lm=artifact("lm"),
         training=artifact("train"),
         cache=artifact("cache"),
+        passages=None
+        if (read := artifact("passages")) is None
+        else ReadWithPassages(
+            read, parts.streams, parts.index, config.search.k, config.search.shard_queries, config.tune
+        ),
     )
     return build_report(draft, given, config.eval, config.corpus.overlap_ngram, config.seed)
 
@@ -247,9 +262,16 @@ STAGES: dict[str, Stage] = {
             "tune", "tune", ("encode", "search", "train", "cache"), _build_tuning, "Choose k, T and lambda on valid."
         ),
         Stage(
+            "passages",
+            "passages",
+            ("corpus", "lm", "encode"),
+            _build_passages,
+            "Read test with retrieved passages before the text, to compare (eval.context_retrieval).",
+        ),
+        Stage(
             "eval",
             "report",
-            ("encode", "search", "train", "cache", "tune"),
+            ("encode", "search", "train", "cache", "tune", "passages"),
             _build_report,
             "Score test once and print the report.",
         ),
