@@ -19,7 +19,7 @@ from gnnlm.datastore.encode import encode_jobs, texts_of
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.evaluate import passages as module
 from gnnlm.evaluate.passage_rows import LATER
-from gnnlm.evaluate.passages import Setting, first_positions, first_settings, other_strides, passage_jobs
+from gnnlm.evaluate.passages import Setting, first_positions, first_settings, other_queries, other_strides, passage_jobs
 from gnnlm.evaluate.report import read_report
 from gnnlm.evaluate.tables import markdown
 from gnnlm.predict.predictor import PREDICTORS
@@ -35,11 +35,11 @@ ASKED = {
     "counts": [1, 2],
     "lengths": [4, 8],
     "strides": [4, 8],
-    "query": 5,
+    "queries": [5, 9],
     "tune_tokens": 150,
     "tokens": 900,
 }
-SETTING, QUERY, WINDOW = Setting(2, 8, 4), 5, 48
+SETTING, WINDOW = Setting(2, 8, 5, 4), 48
 
 
 def with_passages(config: Config, root: Path, **changes: Any) -> Config:
@@ -75,7 +75,7 @@ def states(tiny_run: Run) -> Callable[..., np.ndarray]:
 
     def read(tokens: np.ndarray, index: PassageIndex, setting: Setting = SETTING) -> np.ndarray:
         places = np.arange(len(tokens) + 1)
-        jobs = list(passage_jobs(tokens, places, index, setting, QUERY, lm.start_token, WINDOW))
+        jobs = list(passage_jobs(tokens, places, index, setting, lm.start_token, WINDOW))
         assert max(len(job.tokens) for job in jobs) <= WINDOW
         return encode_jobs(lm, jobs, 256, "state").states
 
@@ -90,7 +90,7 @@ def test_states_are_those_of_a_loop(
     found = states(document, index)
     for offset in range(0, 151, 3):
         begin = offset - offset % SETTING.stride
-        query = document[max(0, begin - QUERY) : begin].tolist()
+        query = document[max(0, begin - SETTING.query) : begin].tolist()
         scores = [round(bm25_score(passages, number, query), 9) for number in range(len(passages))]
         best = sorted((number for number in range(len(passages)) if scores[number] > 0), key=lambda n: -scores[n])
         before = [token for number in reversed(best[: SETTING.count]) for token in passages[number]]
@@ -105,9 +105,9 @@ def test_lookups_that_find_the_same_are_read_once(
 ) -> None:
     one = PassageIndex([np.arange(1, 9)])  # nothing else can be found
     short, places = np.concatenate([np.arange(1, 9), document[:16]]), np.arange(25)
-    jobs = list(passage_jobs(short, places, one, Setting(1, 8, 4), 100, 0, WINDOW))
+    jobs = list(passage_jobs(short, places, one, Setting(1, 8, 100, 4), 0, WINDOW))
     assert [job.window.first for job in jobs] == [0, 4]  # without the passage; with it, to the end
-    apart = list(passage_jobs(short, places, one, Setting(1, 8, 4), 100, 0, 8 + 1 + 4 + 4))
+    apart = list(passage_jobs(short, places, one, Setting(1, 8, 100, 4), 0, 8 + 1 + 4 + 4))
     assert len(apart) > 4  # the window is full: each stride sees another part of the text
 
 
@@ -126,7 +126,7 @@ def test_nothing_before_a_changed_token_moves(
 def test_passages_are_read(document: np.ndarray, index: PassageIndex, states: Callable[..., np.ndarray]) -> None:
     found = states(document, index)
     place = 40  # the first token of a stride
-    chosen = index.find(document[place - QUERY : place], SETTING.count)
+    chosen = index.find(document[place - SETTING.query : place], SETTING.count)
     assert len(chosen) == SETTING.count
     for number in chosen:
         other = PassageIndex(index.passages)
@@ -151,8 +151,10 @@ def test_without_passages_it_is_the_base_model(
 
 def test_the_settings_that_are_tried(tiny_run: Run) -> None:
     wanted = with_passages(tiny_run.config, Path("x")).eval.context_retrieval
-    assert first_settings(wanted) == [Setting(1, 4, 8), Setting(1, 8, 8), Setting(2, 4, 8), Setting(2, 8, 8)]
-    assert other_strides(Setting(2, 4, 8), wanted) == [Setting(2, 4, 4)]
+    pairs = ((1, 4), (1, 8), (2, 4), (2, 8))
+    assert first_settings(wanted) == [Setting(count, length, 5, 8) for count, length in pairs]
+    assert other_queries(Setting(2, 4, 5, 8), wanted) == [Setting(2, 4, 9, 8)]
+    assert other_strides(Setting(2, 4, 9, 8), wanted) == [Setting(2, 4, 9, 4)]
 
 
 def test_the_artifact(compared: Run) -> None:
@@ -162,12 +164,10 @@ def test_the_artifact(compared: Run) -> None:
     assert facts["positions"]["test"] == first_positions(stream, 900) < len(stream)
     assert (np.asarray(stream.tokens[: facts["positions"]["test"]]) >= 0).sum() == 900
     best = min(facts["tried"], key=lambda one: one["loss"])
-    assert {key: best[key] for key in ("count", "length", "stride")} == {
-        key: facts[key] for key in ("count", "length", "stride")
-    }
-    assert len(facts["tried"]) == 5
+    setting = Setting(*(best[key] for key in ("count", "length", "query", "stride")))
+    assert setting == Setting(*(facts[key] for key in ("count", "length", "query", "stride")))
+    assert len(facts["tried"]) == 6
     assert sorted(made.manifest["files"]) == sorted(["test.states.npy", f"{facts['valid']}.states.npy"])
-    setting = Setting(facts["count"], facts["length"], facts["stride"])
     reader = module.PassageReader(None, compared.parts.lm, compared.parts.streams["train"], compared.config)  # type: ignore[arg-type]
     jobs = list(reader.jobs(stream, facts["positions"]["test"], setting))
     expected = encode_jobs(compared.parts.lm, jobs, 256, "state").states
@@ -186,10 +186,10 @@ def test_only_the_report_is_made_again(compared: Run, tiny_run: Run) -> None:
         assert same == (name != "eval")
     off = Run(tiny_run.config.model_copy(update={"run": str(compared.root)}))
     assert {name for name, stage in off.stages.items() if off.state(stage) != "done"} == {"eval"}
-    other = Run(with_passages(tiny_run.config, compared.root, query=6))
+    other = Run(with_passages(tiny_run.config, compared.root, queries=[6]))
     assert {name for name, stage in other.stages.items() if other.state(stage) != "done"} == {"passages", "eval"}
     stage = other.stages["passages"]
-    assert other.why(stage, other.state(stage)) == "eval.context_retrieval.query was 5, is now 6"
+    assert other.why(stage, other.state(stage)) == "eval.context_retrieval.queries was [5, 9], is now [6]"
 
 
 def test_rows_of_the_report(compared: Run, tiny_run: Run) -> None:
@@ -201,7 +201,7 @@ def test_rows_of_the_report(compared: Run, tiny_run: Run) -> None:
     assert found is not None
     named = [*PREDICTORS, "passages", *(f"passages_{name}" for name in PREDICTORS[1:])]
     assert list(found.rows) == named
-    assert (found.tokens, found.valid_tokens, found.query) == (900, 150, 5)
+    assert (found.tokens, found.valid_tokens) == (900, 150)
     document = tiny_run.parts.streams["test"].document_of(
         np.flatnonzero(np.asarray(tiny_run.parts.streams["test"].tokens) >= 0)[:900]
     )

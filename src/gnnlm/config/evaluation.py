@@ -71,7 +71,7 @@ class ContextRetrievalConfig(Section):
         (1, 2),
         min_length=1,
         max_length=16,
-        description="Numbers of passages to try, on valid, at the largest stride.",
+        description="Numbers of passages to try, on valid, with the first query and the largest stride.",
     )
     lengths: tuple[Length, ...] = Field(
         (128, 256),
@@ -79,15 +79,19 @@ class ContextRetrievalConfig(Section):
         max_length=16,
         description="Lengths of a passage, in tokens, to try with each number.",
     )
+    queries: tuple[Length, ...] = Field(
+        (32, 128),
+        min_length=1,
+        max_length=16,
+        description="Passages are looked up with this many tokens, the last that were read. Numbers to try with the "
+        "best number and length of passages.",
+    )
     strides: tuple[Length, ...] = Field(
         (16, 32, 64),
         min_length=1,
         max_length=16,
-        description="Passages are looked up again after this many tokens. Strides to try with the best number and "
-        "length; half the stride takes about twice the time.",
-    )
-    query: int = Field(
-        32, ge=1, le=MAX_K, description="Passages are looked up with this many tokens, the last that were read."
+        description="Passages are looked up again after this many tokens. Strides to try with the best of all else; "
+        "half the stride takes up to twice the time.",
     )
     tune_tokens: int = Field(1500, ge=1, le=MAX_TOKENS, description="Tokens of valid on which all of this is tried.")
     tokens: int = Field(

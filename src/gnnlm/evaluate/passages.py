@@ -31,18 +31,19 @@ SCORED = 256  # positions that the softmax scores at once
 
 @dataclass(frozen=True)
 class Setting:
-    """How many passages of which length are looked up, after every how many tokens."""
+    """How many passages of which length are looked up, with how many tokens, after every how many."""
 
     count: int
     length: int
+    query: int
     stride: int
 
     def __str__(self) -> str:
-        return f"{self.count} x {self.length} tokens every {self.stride}"
+        return f"{self.count} x {self.length} tokens by {self.query} every {self.stride}"
 
     @property
     def name(self) -> str:
-        return f"{self.count}x{self.length}-every-{self.stride}"
+        return f"{self.count}x{self.length}-by-{self.query}-every-{self.stride}"
 
 
 def first_positions(stream: Stream, tokens: int) -> int:
@@ -53,7 +54,7 @@ def first_positions(stream: Stream, tokens: int) -> int:
 
 
 def passage_jobs(
-    tokens: Tokens, places: Tokens, passages: PassageIndex, setting: Setting, query: int, start_token: int, window: int
+    tokens: Tokens, places: Tokens, passages: PassageIndex, setting: Setting, start_token: int, window: int
 ) -> Iterator[Job]:
     """The windows of a text whose positions have these offsets, each with its passages before the text.
 
@@ -62,7 +63,7 @@ def passage_jobs(
     """
     last = int(places[-1])
     begins = range(0, last + 1, setting.stride)
-    found = [passages.find(tokens[max(0, begin - query) : begin], setting.count) for begin in begins]
+    found = [passages.find(tokens[max(0, begin - setting.query) : begin], setting.count) for begin in begins]
     first = 0
     while first < len(begins):
         before = [passages.passages[number] for number in reversed(found[first])]
@@ -98,11 +99,11 @@ class PassageReader:
 
     def jobs(self, stream: Stream, positions: int, setting: Setting) -> Iterator[Job]:
         """The windows of a split's first positions."""
-        query, window = self.config.eval.context_retrieval.query, self.config.lm.window
         passages, left = self.passages(setting.length), positions
+        start, window = self.lm.start_token, self.config.lm.window
         for tokens, places in texts_of(stream, self.config.lm.continuous):
             if left:
-                yield from passage_jobs(tokens, places[:left], passages, setting, query, self.lm.start_token, window)
+                yield from passage_jobs(tokens, places[:left], passages, setting, start, window)
             left -= min(left, len(places))
 
     def read(self, name: str, stream: Stream, positions: int, setting: Setting) -> None:
@@ -142,7 +143,8 @@ def build_passages(
     wanted, valid, test = config.eval.context_retrieval, streams["valid"], streams["test"]
     reader = PassageReader(draft, lm, streams["train"], config)
     positions = {"valid": first_positions(valid, wanted.tune_tokens), "test": first_positions(test, wanted.tokens)}
-    rows = positions["valid"] * (len(first_settings(wanted)) + len(set(wanted.strides)) - 1) + positions["test"]
+    tries = len(first_settings(wanted)) + len(set(wanted.queries)) + len(set(wanted.strides)) - 2
+    rows = positions["valid"] * tries + positions["test"]
     needed = rows * lm.width * np.dtype(DTYPES[config.store.dtype]).itemsize
     require_space(draft.folder, needed - draft.bytes_there, "the states read with passages")
 
@@ -152,17 +154,21 @@ def build_passages(
         states = np.load(draft.folder / f"{name}.states.npy", mmap_mode="r")
         return _loss(head, states, valid)
 
-    tried = {setting: loss(setting) for setting in first_settings(wanted)}
-    best = min(tried, key=lambda setting: tried[setting])
-    tried |= {setting: loss(setting) for setting in other_strides(best, wanted)}
-    best = min(tried, key=lambda setting: tried[setting])
+    tried: dict[Setting, float] = {}
+
+    def best_with(settings: list[Setting]) -> Setting:
+        tried.update({setting: loss(setting) for setting in settings})
+        return min(tried, key=lambda setting: tried[setting])
+
+    best = best_with(first_settings(wanted))
+    best = best_with(other_queries(best, wanted))
+    best = best_with(other_strides(best, wanted))
     say(f"passages: {best}, perplexity {perplexity(tried[best]):.2f} on valid")
     reader.read("test", test, positions["test"], best)
     base = _loss(head, encoded.array("valid.states.npy")[: positions["valid"]], valid)
     speeds = {s: positions["valid"] / max(draft.notes[f"valid.{s.name}.seconds"], 1e-9) for s in tried}
     facts = {
         **asdict(best),
-        "query": wanted.query,
         "passages": len(reader.passages(best.length)),
         "valid": f"valid.{best.name}",
         "positions": positions,
@@ -177,11 +183,16 @@ def build_passages(
 def first_settings(wanted: ContextRetrievalConfig) -> list[Setting]:
     """Every number and length, at the largest stride, which costs least."""
     pairs = itertools.product(sorted(set(wanted.counts)), sorted(set(wanted.lengths)))
-    return [Setting(count, length, max(wanted.strides)) for count, length in pairs]
+    return [Setting(count, length, wanted.queries[0], max(wanted.strides)) for count, length in pairs]
+
+
+def other_queries(best: Setting, wanted: ContextRetrievalConfig) -> list[Setting]:
+    """The same with the other numbers of tokens looked up with."""
+    return [replace(best, query=query) for query in sorted(set(wanted.queries)) if query != best.query]
 
 
 def other_strides(best: Setting, wanted: ContextRetrievalConfig) -> list[Setting]:
-    """The smaller strides with a number and length, largest first."""
+    """The same with the smaller strides, largest first."""
     return [replace(best, stride=stride) for stride in sorted(set(wanted.strides), reverse=True)[1:]]
 
 

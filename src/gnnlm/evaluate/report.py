@@ -103,6 +103,7 @@ class PassageTrial(Part):
 
     count: int
     length: int
+    query: int
     stride: int
     ppl: float | None
     tokens_per_second: float
@@ -120,8 +121,8 @@ class PassageComparison(Part):
     later_tokens: int
     count: int
     length: int
-    stride: int
     query: int
+    stride: int
     passages: int
     valid_tokens: int
     valid_base_ppl: float | None

@@ -124,7 +124,7 @@ def passage_headline(found: PassageComparison) -> str:
 def passage_notes(found: PassageComparison) -> list[str]:
     """The notes below the comparison with passages, one per line."""
     several = "the best passage" if found.count == 1 else f"the {found.count} best passages"
-    tried = "; ".join(f"{t.count} x {t.length} every {t.stride}: {short(t.ppl)}" for t in found.tried)
+    tried = "; ".join(f"{t.count} x {t.length} by {t.query} every {t.stride}: {short(t.ppl)}" for t in found.tried)
     lines = [
         f"passages: {several} of {found.length} tokens by BM25, of {found.passages:,} in the store, looked up every "
         f"{found.stride} tokens with the last {found.query}, and read by the frozen base model before the text.",

@@ -252,18 +252,20 @@ def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], spee
 
 def _passages_need(config: Config, about: Description, text: dict[str, Amount], speed: Speed) -> Need:
     """At most: consecutive lookups that find the same passages are read once, and the chosen setting may cost less."""
-    from gnnlm.evaluate.passages import Setting, first_settings, other_strides
+    from gnnlm.evaluate.passages import Setting, first_settings, other_queries, other_strides
 
     wanted = config.eval.context_retrieval
-    largest = Setting(max(wanted.counts), max(wanted.lengths), min(wanted.strides))
+    largest = Setting(max(wanted.counts), max(wanted.lengths), wanted.queries[0], max(wanted.strides))
 
     def read(setting: Setting, split: str, limit: int) -> float:
         amount, passages = text[split], setting.count * setting.length
         one = amount.tokens / (1 if config.lm.continuous else max(1, amount.documents))
         return min(limit, amount.tokens) / setting.stride * (passages + min(config.lm.window - passages, one / 2))
 
-    tried = first_settings(wanted) + other_strides(largest, wanted)
-    tokens = sum(read(setting, "valid", wanted.tune_tokens) for setting in tried) + read(largest, "test", wanted.tokens)
+    strides = other_strides(largest, wanted)
+    tried = first_settings(wanted) + other_queries(largest, wanted) + strides
+    chosen = strides[-1] if strides else largest  # the one that costs most
+    tokens = sum(read(setting, "valid", wanted.tune_tokens) for setting in tried) + read(chosen, "test", wanted.tokens)
     kept = min(wanted.tune_tokens, text["valid"].tokens) + min(wanted.tokens, text["test"].tokens)
     batch = max(config.lm.batch_tokens, config.lm.window)
     memory = 8.0 * about.parameters + 40.0 * batch * about.width + 100.0 * text["train"].positions
