@@ -170,6 +170,7 @@ def test_the_artifact(compared: Run) -> None:
     assert sorted(made.manifest["files"]) == sorted(["test.states.npy", f"{facts['valid']}.states.npy"])
     reader = module.PassageReader(None, compared.parts.lm, compared.parts.streams["train"], compared.config)  # type: ignore[arg-type]
     jobs = list(reader.jobs(stream, facts["positions"]["test"], setting))
+    assert facts["tokens_read"] == sum(len(job.tokens) for job in jobs) / facts["positions"]["test"] > 2
     expected = encode_jobs(compared.parts.lm, jobs, 256, "state").states
     np.testing.assert_allclose(made.array("test.states.npy"), expected, rtol=5e-3, atol=5e-3)
     head, valid = compared.parts.head, compared.parts.streams["valid"]
@@ -237,7 +238,12 @@ def test_the_report_can_be_read(compared: Run) -> None:
     for label in ("passages", "passages +kNN", "passages +GNN", "passages +GNN+kNN"):
         assert f"| {label} |" in text
         assert f"\n{label}  " in shown
-    for words in ("by BM25", "Chosen on 150 tokens of valid", "with the mixes of the other rows: passages +kNN "):
+    for words in (
+        "by BM25",
+        " tokens for each token of the text.",
+        "Chosen on 150 tokens of valid",
+        "with the mixes of the other rows: passages +kNN ",
+    ):
         assert words in text
         assert words in shown
     assert report.passages is not None
@@ -267,6 +273,7 @@ def test_an_interrupted_build_ends_in_the_same_bytes(
         assert run.state(run.stages["passages"]) == "half-done"
     made = run.build("passages")
     assert calls > 14
+    assert made.facts["tokens_read"] == compared.artifact("passages").facts["tokens_read"]
     for name in compared.artifact("passages").manifest["files"]:
         assert (made.path / name).read_bytes() == (compared.artifact("passages").path / name).read_bytes()
 

@@ -130,7 +130,7 @@ def compare_passages(
         documents=len(np.unique(document)),
         later=LATER,
         later_tokens=int(later.sum()),
-        **{key: facts[key] for key in ("count", "length", "stride", "query", "passages")},
+        **{key: facts[key] for key in ("count", "length", "query", "stride", "tokens_read", "passages")},
         valid_tokens=len(unmixed["base"]),
         valid_base_ppl=finite(perplexity(facts["base_loss"])),
         tried=tried,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -84,6 +85,13 @@ def passage_jobs(
         first = after
 
 
+class Reading(NamedTuple):
+    """What reading with passages costs: tokens that the model reads for each token of the text, and its speed."""
+
+    tokens_read: float
+    tokens_per_second: float
+
+
 class PassageReader:
     """Reads splits with passages before the text, and keeps the states in a draft."""
 
@@ -106,7 +114,7 @@ class PassageReader:
                 yield from passage_jobs(tokens, places[:left], passages, setting, start, window)
             left -= min(left, len(places))
 
-    def read(self, name: str, stream: Stream, positions: int, setting: Setting) -> None:
+    def read(self, name: str, stream: Stream, positions: int, setting: Setting) -> Reading:
         """Append the states of a split's first positions; resumes after the last complete shard."""
         draft, lm, config = self.draft, self.lm, self.config
         wanted = ("states",) if config.store.key == "state" else ("states", "keys")
@@ -116,13 +124,14 @@ class PassageReader:
         dtype = DTYPES[config.store.dtype]
         writers = {part: draft.writer(f"{name}.{part}.npy", (positions, widths[part]), dtype) for part in wanted}
         shard: list[Job] = []
-        done, at, read = writers["states"].rows, 0, 0
+        done, at, read, total = writers["states"].rows, 0, 0, 0
         seconds = draft.notes.get(f"{name}.seconds", 0.0)
         with Track(f"read {stream.split} with {setting}", positions, "tokens", done) as track:
             for job in self.jobs(stream, positions, setting):
                 shard.append(job)
                 at += len(job.kept)
                 read += len(job.tokens)
+                total += len(job.tokens)
                 if read < config.store.shard_tokens and at < positions:
                     continue
                 if at > done:
@@ -134,6 +143,7 @@ class PassageReader:
                     draft.commit()
                     track.advance(sum(len(job.kept) for job in shard))
                 shard, read = [], 0
+        return Reading(total / positions, positions / max(draft.notes[f"{name}.seconds"], 1e-9))
 
 
 def build_passages(
@@ -148,9 +158,11 @@ def build_passages(
     needed = rows * lm.width * np.dtype(DTYPES[config.store.dtype]).itemsize
     require_space(draft.folder, needed - draft.bytes_there, "the states read with passages")
 
+    costs: dict[Setting, Reading] = {}
+
     def loss(setting: Setting) -> float:
         name = f"valid.{setting.name}"
-        reader.read(name, valid, positions["valid"], setting)
+        costs[setting] = reader.read(name, valid, positions["valid"], setting)
         states = np.load(draft.folder / f"{name}.states.npy", mmap_mode="r")
         return _loss(head, states, valid)
 
@@ -164,17 +176,17 @@ def build_passages(
     best = best_with(other_queries(best, wanted))
     best = best_with(other_strides(best, wanted))
     say(f"passages: {best}, perplexity {perplexity(tried[best]):.2f} on valid")
-    reader.read("test", test, positions["test"], best)
+    cost = reader.read("test", test, positions["test"], best)
     base = _loss(head, encoded.array("valid.states.npy")[: positions["valid"]], valid)
-    speeds = {s: positions["valid"] / max(draft.notes[f"valid.{s.name}.seconds"], 1e-9) for s in tried}
     facts = {
         **asdict(best),
         "passages": len(reader.passages(best.length)),
         "valid": f"valid.{best.name}",
         "positions": positions,
         "seconds": draft.notes["test.seconds"],
+        "tokens_read": cost.tokens_read,
         "base_loss": base,
-        "tried": [{**asdict(s), "loss": tried[s], "tokens_per_second": speeds[s]} for s in tried],
+        "tried": [{**asdict(s), "loss": tried[s], **costs[s]._asdict()} for s in tried],
     }
     kept = [f"{name}.{part}.npy" for name in (facts["valid"], "test") for part in ("states", "keys")]
     return draft.finish(facts, [name for name in kept if (draft.folder / name).exists()])

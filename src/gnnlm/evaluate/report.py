@@ -99,13 +99,17 @@ class PassageRow(Part):
 
 
 class PassageTrial(Part):
-    """A setting that was tried on valid; `ppl` is that of the base model that reads passages."""
+    """A setting that was tried on valid; `ppl` is that of the base model that reads passages.
+
+    `tokens_read` is how many tokens the model reads for each token of the text.
+    """
 
     count: int
     length: int
     query: int
     stride: int
     ppl: float | None
+    tokens_read: float
     tokens_per_second: float
 
 
@@ -123,6 +127,7 @@ class PassageComparison(Part):
     length: int
     query: int
     stride: int
+    tokens_read: float
     passages: int
     valid_tokens: int
     valid_base_ppl: float | None

@@ -127,7 +127,8 @@ def passage_notes(found: PassageComparison) -> list[str]:
     tried = "; ".join(f"{t.count} x {t.length} by {t.query} every {t.stride}: {short(t.ppl)}" for t in found.tried)
     lines = [
         f"passages: {several} of {found.length} tokens by BM25, of {found.passages:,} in the store, looked up every "
-        f"{found.stride} tokens with the last {found.query}, and read by the frozen base model before the text.",
+        f"{found.stride} tokens with the last {found.query}, and read by the frozen base model before the text: "
+        f"it reads {found.tokens_read:.1f} tokens for each token of the text.",
         f"Chosen on {found.valid_tokens:,} tokens of valid, where the base model has perplexity "
         f"{short(found.valid_base_ppl)} and with passages ({tried}).",
     ]
