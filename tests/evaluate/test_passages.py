@@ -216,7 +216,7 @@ def test_rows_of_the_report(compared: Run, tiny_run: Run) -> None:
         assert row.ppl_later == pytest.approx(np.exp(-scores[offset >= LATER].mean()), rel=1e-5)
         assert row.change == pytest.approx(np.exp(base.mean() - scores.mean()) - 1, abs=1e-5)
         assert row.tokens_per_second > 0
-        assert (row.same_mix is not None) == (name in ("passages_knn", "passages_gnn_knn"))
+        assert (row.ppl_own_mix is not None) == (name in ("passages_knn", "passages_gnn_knn"))
     facts, text = compared.artifact("passages").facts, compared.parts.streams["test"]
     states = torch.from_numpy(np.array(compared.artifact("passages").array("test.states.npy"))).float()
     targets = torch.from_numpy(np.array(text.tokens[: len(states)]).astype(np.int64))
@@ -242,7 +242,7 @@ def test_the_report_can_be_read(compared: Run) -> None:
         "by BM25",
         " tokens for each token of the text.",
         "Chosen on 150 tokens of valid",
-        "with the mixes of the other rows: passages +kNN ",
+        "chosen for them on these tokens of valid: passages +kNN ",
     ):
         assert words in text
         assert words in shown

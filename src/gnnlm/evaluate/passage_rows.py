@@ -1,7 +1,7 @@
 """The rows of the report that read passages: the open book on top of what the base model reads with passages.
 
-The states that the passages stage left are searched and scored like any others. The kNN mixes are chosen again, on
-the part of valid that was read with passages.
+The states that the passages stage left are searched and scored like any others, with the kNN mixes of the other rows.
+The perplexity with mixes chosen again, on the part of valid that was read with passages, is noted beside them.
 """
 
 from __future__ import annotations
@@ -95,11 +95,9 @@ def compare_passages(
         valid, predictor.graphs.store, unmixed, grid_of(given.tune, given.index.metric, valid.table.similarity)
     )
     text, searching = given.searched("test")
-    tuned = replace(predictor, mixes=mixes)
-    found, seconds = score_text(tuned, text, block, "score test read with passages", names)
-    again, _ = score_text(
-        predictor, text, block, "score test read with passages, same mix", [name for name in names if name in MIXED]
-    )
+    found, seconds = score_text(predictor, text, block, "score test read with passages", names)
+    tuned, mixed = replace(predictor, mixes=mixes), [name for name in names if name in MIXED]
+    again, _ = score_text(tuned, text, block, "score test read with passages, mixes chosen again", mixed)
     tokens = len(found["base"])
     seconds = {**seconds_each(seconds, names), "encode": facts["seconds"], "search": searching}
     all_speeds = {**test.speeds, **{row_name(n): speed for n, speed in speeds(names, seconds, tokens).items()}}
@@ -117,10 +115,9 @@ def compare_passages(
             ppl_later=finite(_ppl(values[later])) if later.any() else None,
             change_later=_change(values[later], scores["base"][later]) if later.any() else None,
             tokens_per_second=all_speeds[name],
-            same_mix=None,
         )
     for name, values in again.items():
-        rows[row_name(name)] = rows[row_name(name)].model_copy(update={"same_mix": finite(_ppl(values))})
+        rows[row_name(name)] = rows[row_name(name)].model_copy(update={"ppl_own_mix": finite(_ppl(values))})
     tried = [
         PassageTrial(**{key: value for key, value in one.items() if key != "loss"}, ppl=finite(perplexity(one["loss"])))
         for one in facts["tried"]

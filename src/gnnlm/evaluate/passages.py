@@ -40,7 +40,7 @@ class Setting:
     stride: int
 
     def __str__(self) -> str:
-        return f"{self.count} x {self.length} tokens by {self.query} every {self.stride}"
+        return f"{self.count} x {self.length} tokens every {self.stride} (query {self.query})"
 
     @property
     def name(self) -> str:

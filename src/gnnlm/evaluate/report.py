@@ -85,8 +85,8 @@ class CacheFacts(Part):
 class PassageRow(Part):
     """The figures of one predictor in the comparison with passages; null where a figure is infinite.
 
-    `ppl_later` and `change_later` leave out the first tokens of each document. `same_mix` is the perplexity with the
-    kNN mix of the report's own row, for the rows whose mix was chosen again.
+    `ppl_later` and `change_later` leave out the first tokens of each document. The rows with passages
+    have the kNN mixes of those without; `ppl_own_mix` is the perplexity with the mix chosen for them on valid.
     """
 
     ppl: float | None
@@ -95,7 +95,7 @@ class PassageRow(Part):
     ppl_later: float | None
     change_later: float | None
     tokens_per_second: float
-    same_mix: float | None = None
+    ppl_own_mix: float | None = None
 
 
 class PassageTrial(Part):

@@ -124,7 +124,7 @@ def passage_headline(found: PassageComparison) -> str:
 def passage_notes(found: PassageComparison) -> list[str]:
     """The notes below the comparison with passages, one per line."""
     several = "the best passage" if found.count == 1 else f"the {found.count} best passages"
-    tried = "; ".join(f"{t.count} x {t.length} by {t.query} every {t.stride}: {short(t.ppl)}" for t in found.tried)
+    tried = "; ".join(f"{t.count} x {t.length} every {t.stride} by {t.query}: {short(t.ppl)}" for t in found.tried)
     lines = [
         f"passages: {several} of {found.length} tokens by BM25, of {found.passages:,} in the store, looked up every "
         f"{found.stride} tokens with the last {found.query}, and read by the frozen base model before the text: "
@@ -132,11 +132,12 @@ def passage_notes(found: PassageComparison) -> list[str]:
         f"Chosen on {found.valid_tokens:,} tokens of valid, where the base model has perplexity "
         f"{short(found.valid_base_ppl)} and with passages ({tried}).",
     ]
-    same = {name: short(row.same_mix) for name, row in found.rows.items() if row.same_mix is not None}
-    if same:
-        rows = ", ".join(f"{PASSAGE_LABELS[name]} {ppl}" for name, ppl in same.items())
+    own = [(name, row.ppl_own_mix) for name, row in found.rows.items() if row.ppl_own_mix is not None]
+    if own:
+        rows = ", ".join(f"{PASSAGE_LABELS[name]} {short(ppl)}" for name, ppl in own)
         lines.append(
-            f"Their kNN mixes were chosen on the same tokens of valid; with the mixes of the other rows: {rows}."
+            "The rows with passages have the kNN mixes of those without; with mixes chosen for them on these tokens of "
+            f"valid: {rows}."
         )
     return lines
 
