@@ -22,6 +22,7 @@ from gnnlm.evaluate.passage_rows import LATER
 from gnnlm.evaluate.passages import Setting, first_positions, first_settings, other_queries, other_strides, passage_jobs
 from gnnlm.evaluate.report import read_report
 from gnnlm.evaluate.tables import markdown
+from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.retrieval.passages import PassageIndex
 from gnnlm.run import Run
@@ -222,6 +223,17 @@ def test_rows_of_the_report(compared: Run, tiny_run: Run) -> None:
     targets = torch.from_numpy(np.array(text.tokens[: len(states)]).astype(np.int64))
     scores = compared.parts.head.target_log_probs(states[targets >= 0], targets[targets >= 0])
     assert found.rows["passages"].ppl == pytest.approx(np.exp(-scores.double().mean().item()), rel=1e-4)
+    real = targets >= 0
+    near = compared.parts.index.search(states[real], compared.config.search.k)
+    for mixes, expected in (
+        (report.mix, found.rows["passages_knn"].ppl),
+        (found.mix, found.rows["passages_knn"].ppl_own_mix),
+    ):
+        mix = Mix(**mixes["base"])
+        tokens = compared.parts.store.tokens(near.positions)
+        knn = knn_target_log_probs(tokens, near.similarity, targets[real], mix.k, mix.temperature)
+        mixed = mix_log_probs(scores, knn, mix.weight_of(near.similarity))
+        assert expected == pytest.approx(np.exp(-mixed.double().mean().item()), rel=1e-4)
     slower = found.rows["base"].tokens_per_second / found.rows["passages"].tokens_per_second
     assert slower > 1
     assert found.rows["passages"].tokens_per_second < 900 / facts["seconds"]
