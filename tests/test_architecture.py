@@ -18,12 +18,13 @@ EDGES: dict[str, set[str]] = {  # what each package imports of the others; the l
     "gnn": {"graph"},
     "predict": {"corpus", "datastore", "gnn", "graph", "lm", "retrieval"},
     "train": {"corpus", "datastore", "gnn", "graph", "lm", "predict"},
-    "evaluate": {"corpus", "datastore", "gnn", "lm", "predict"},
+    "evaluate": {"corpus", "datastore", "gnn", "lm", "predict", "retrieval"},
     "write": {"datastore", "lm", "predict", "retrieval"},
     "run": {"corpus", "datastore", "evaluate", "gnn", "lm", "predict", "retrieval", "train"},
 }
 ONLY_IN = {
     "faiss": {"retrieval", "datastore"},  # search, and learning the codec
+    "bm25s": {"retrieval"},
     "transformers": {"lm"},
     "accelerate": {"train"},
     "matplotlib": {"evaluate"},

@@ -42,12 +42,41 @@ def test_overrides(tmp_path: Path) -> None:
         ({"train": {"curriculum": [{"k": 4}]}}, "config: train.curriculum.0.steps is missing: expected a whole"),
         ({"eval": {"graph_k": 5000}}, r"eval.graph_k must be at most search.k \(got 5000 and 1024\)"),
         ({"train": {"betas": [2, 0.9]}}, "train.betas.0: expected a number of at least 0 and below 1"),
+        (
+            {"eval": {"context_retrieval": {"strides": [0]}}},
+            r"context_retrieval.strides.0: expected a whole number from 1",
+        ),
+        (
+            {"eval": {"context_retrieval": {"counts": [0]}}},
+            r"context_retrieval.counts.0: expected a whole number from 1",
+        ),
+        (
+            {"eval": {"context_retrieval": {"lengths": []}}},
+            r"context_retrieval.lengths: expected a list of 1 to 16 whole",
+        ),
+        ({"eval": {"context_retrieval": "yes"}}, r"eval.context_retrieval: expected a mapping of fields \(got 'yes'\)"),
+        (
+            {"eval": {"context_retrieval": True}, "lm": {"window": 512, "context": 128}},
+            r"2 passages of 256 tokens, lm.context \(128\) and a stride of 64 must fit into lm.window, but make 704",
+        ),
         ({"search": {"graph_k": 32}}, "train.curriculum asks for k = 128, search.graph_k gives only 32"),
     ],
 )
 def test_mistakes_are_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config({"run": "x", **values})
+
+
+def test_true_is_short_for_passages_with_their_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "run: runs/x\n")
+    off = load_config(path).eval.context_retrieval
+    assert not off.enabled
+    on = load_config(path, ("eval.context_retrieval=true",))
+    assert on.eval.context_retrieval == off.model_copy(update={"enabled": True})
+    assert load_config(path, ("eval.context_retrieval=false",)).eval.context_retrieval == off
+    longer = ("eval.context_retrieval.lengths=[2048]",)
+    assert load_config(path, longer).eval.context_retrieval.lengths == (2048,)  # not asked for, so not refused
+    assert load_config(write(tmp_path, dump_config(on))) == on
 
 
 def test_run_is_required() -> None:

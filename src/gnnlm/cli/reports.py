@@ -13,12 +13,16 @@ if TYPE_CHECKING:
 
 
 def show_report(made: Run, as_json: bool) -> None:
-    from gnnlm.evaluate.tables import notes, rich_table
+    from gnnlm.evaluate.tables import notes, passage_notes, rich_passages, rich_table
 
     report = open_report(made)
     out.print(rich_table(report))
     for note in notes(report):
         out.print(note, soft_wrap=True, markup=False)
+    if report.passages is not None:
+        out.print(rich_passages(report.passages))
+        for note in passage_notes(report.passages):
+            out.print(note, soft_wrap=True, markup=False)
     figures = "rows.png" if report.training is None else "rows.png, training.png"
     out.print(
         f"Report and figures: {made.path('eval')}/report.md, report.json, {figures}", soft_wrap=True, markup=False

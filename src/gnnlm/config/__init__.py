@@ -5,7 +5,7 @@ a file with `plain_yaml.py`, and `words.py` words the complaints. Knows nothing 
 """
 
 from gnnlm.config.corpus import CorpusConfig
-from gnnlm.config.evaluation import EvalConfig, TuneConfig
+from gnnlm.config.evaluation import ContextRetrievalConfig, EvalConfig, TuneConfig
 from gnnlm.config.lm import SCRATCH, ArchitectureConfig, FinetuneConfig, FitConfig, LMConfig, LMTrainConfig
 from gnnlm.config.load import dump_config, load_config, parse_config
 from gnnlm.config.network import CacheConfig, GnnConfig, Phase, TrainConfig
@@ -19,6 +19,7 @@ __all__ = [
     "CacheConfig",
     "CodecConfig",
     "Config",
+    "ContextRetrievalConfig",
     "CorpusConfig",
     "EvalConfig",
     "FinetuneConfig",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from gnnlm.config.section import MAX_K, Section
+from gnnlm.config.section import MAX_K, MAX_TOKENS, Section
 
 MAX_MIXES = 10_000_000  # losses kept while tuning: 160 MB
 USUAL_BUCKETS = 8  # the most that a preset sets
 K = Annotated[int, Field(ge=1, le=MAX_K)]
 Temperature = Annotated[float, Field(ge=1e-9, le=1e9)]
 Weight = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=64)]
+Length = Annotated[int, Field(ge=1, le=MAX_K)]
 
 COSINE_TEMPERATURES = (0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.25)
 L2_TEMPERATURES = (0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the metric's unit
@@ -70,6 +72,49 @@ class TuneConfig(Section):
         return self
 
 
+class ContextRetrievalConfig(Section):
+    enabled: bool = Field(
+        False,
+        description="Whether the report also compares with passages of the store that BM25 finds and that the base "
+        "model reads before the text. `eval.context_retrieval: true` is short for this. It needs the extra "
+        "`passages`, and takes many times the base model's reading.",
+    )
+    counts: tuple[Count, ...] = Field(
+        (1, 2),
+        min_length=1,
+        max_length=16,
+        description="Numbers of passages to try, on valid, with the first query and the largest stride.",
+    )
+    lengths: tuple[Length, ...] = Field(
+        (128, 256),
+        min_length=1,
+        max_length=16,
+        description="Lengths of a passage, in tokens, to try with each number.",
+    )
+    queries: tuple[Length, ...] = Field(
+        (32, 128),
+        min_length=1,
+        max_length=16,
+        description="Passages are looked up with this many tokens, the last that were read. Numbers to try with the "
+        "best number and length of passages.",
+    )
+    strides: tuple[Length, ...] = Field(
+        (16, 32, 64),
+        min_length=1,
+        max_length=16,
+        description="Passages are looked up again after this many tokens. Strides to try with the best of all else; "
+        "half the stride takes up to twice the time.",
+    )
+    tune_tokens: int = Field(1500, ge=1, le=MAX_TOKENS, description="Tokens of valid on which all of this is tried.")
+    tokens: int = Field(
+        6000,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Tokens of test, from its beginning, that are read with passages. All rows of the comparison are "
+        "on these tokens.",
+    )
+
+
 class EvalConfig(Section):
     bootstrap: int = Field(
         1000,
@@ -89,3 +134,14 @@ class EvalConfig(Section):
         le=MAX_K,
         description="Neighbours per position in the graph when predicting. Default: search.graph_k.",
     )
+    context_retrieval: ContextRetrievalConfig = Field(
+        ContextRetrievalConfig(),
+        description="The comparison with passages before the text. `true` turns it on with the defaults below.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_for_enabled(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(wanted := values.get("context_retrieval"), bool):
+            return {**values, "context_retrieval": {"enabled": wanted}}
+        return values

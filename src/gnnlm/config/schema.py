@@ -90,6 +90,19 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _passages_within_window(self) -> Config:
+        passages = self.eval.context_retrieval
+        count, length, stride = (max(values) for values in (passages.counts, passages.lengths, passages.strides))
+        needed = count * length + self.lm.context + stride
+        if passages.enabled and needed > self.lm.window:
+            raise ValueError(
+                f"eval.context_retrieval: {count} passages of {length} tokens, lm.context ({self.lm.context}) and a "
+                f"stride of {stride} must fit into lm.window, but make {needed:,} tokens (lm.window is "
+                f"{self.lm.window:,}); lower counts, lengths or strides, or raise lm.window"
+            )
+        return self
+
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """

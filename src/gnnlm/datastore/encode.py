@@ -73,7 +73,7 @@ def encode_jobs(lm: BaseLM, jobs: list[Job], batch_tokens: int, key: str) -> Enc
     return Encoded(made[0], made[1] if len(made) > 1 else None)
 
 
-def _texts(stream: Stream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]]:
+def texts_of(stream: Stream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]]:
     """The texts that the LM reads in one go (documents, or the whole split), and the offset of each position.
 
     In a continuous text the position past a document's last token and the first of the next have the same offset:
@@ -98,7 +98,7 @@ def encode_split(
     done, size, at, read = writer.rows, 0, 0, 0
     seconds = draft.notes.get(f"{stream.split}.seconds", 0.0)
     with Track(f"encode {stream.split}", len(stream), "tokens", done) as track:
-        for tokens, places in _texts(stream, lm_config.continuous):
+        for tokens, places in texts_of(stream, lm_config.continuous):
             for job in plan_jobs(tokens, places, lm, lm_config):
                 shard.append(job)
                 size += len(job.kept)

@@ -11,20 +11,15 @@ import numpy as np
 from gnnlm.artifact import Artifact, Draft, write_json
 from gnnlm.config import EvalConfig
 from gnnlm.corpus.stream import SPLITS, Stream
+from gnnlm.evaluate.passage_rows import ReadWithPassages, compare_passages
 from gnnlm.evaluate.plots import plot_rows, plot_training
 from gnnlm.evaluate.report import CacheFacts, CodecFacts, LmFacts, Report, ScoredTest, TrainingFacts, WeightRow
+from gnnlm.evaluate.speeds import seconds_each, speeds
 from gnnlm.evaluate.tables import markdown
 from gnnlm.evaluate.weigh import sample_text
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import MIXED, STATE_OF, Predictor
 from gnnlm.predict.score import Scored, SearchedText, score_surely
-
-PARTS = {  # what each predictor spends time on
-    "base": ("encode", "head"),
-    "knn": ("encode", "head", "search", "knn"),
-    "gnn": ("encode", "head", "search", "gnn"),
-    "gnn_knn": ("encode", "head", "search", "gnn", "knn"),
-}
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,7 @@ class Evaluation:
     lm: Artifact | None = None
     training: Artifact | None = None
     cache: Artifact | None = None
+    passages: ReadWithPassages | None = None
 
 
 def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int, seed: int) -> Artifact:
@@ -50,11 +46,7 @@ def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int
     names = given.predictor.names
     asked = given.tuned.facts.get("variants", ())
     scored = score_surely(given.predictor, given.text, config.block, "score test", names, asked)
-    scores, seconds = scored.log_probs, scored.seconds
-    seconds["head"] /= (
-        len(names) / 2
-    )  # the pass made a softmax for each state and a mix for each predictor that has one
-    seconds["knn"] /= len(names) / 2
+    scores, seconds = scored.log_probs, seconds_each(scored.seconds, names)
     seconds["encode"] = given.encoded.facts["seconds"]["test"]
     seconds["search"] = given.searched.facts["seconds"]["test"]
     corpus, stream = given.corpus.facts, given.stream
@@ -65,8 +57,12 @@ def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int
         stream.names,
         corpus["test"]["whitespace_words"],
         corpus["test"]["bytes"],
-        {name: tokens / sum(seconds[part] for part in PARTS[name]) for name in names},
+        speeds(names, seconds, tokens),
     )
+    passages = None
+    if given.passages is not None:
+        passages, more = compare_passages(given.passages, given.predictor, test, config, seed)
+        scores = {**scores, **more}
     report = Report(
         rows=test.rows(config.bootstrap, seed),
         documents=test.documents(),
@@ -84,6 +80,7 @@ def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int
         codec=CodecFacts(**given.codec.facts),
         cache=None if given.cache is None else CacheFacts(**given.cache.facts),
         seconds=seconds,
+        passages=passages,
     )
     for name, values in scores.items():
         draft.save(f"{name}.log_probs.npy", values.astype(np.float32))

@@ -66,12 +66,12 @@ class WeightRow(Part):
         gain = scores - without
         return cls(
             chosen=chosen,
-            valid_ppl=_plain(perplexity(valid_loss)),
-            ppl=_plain(perplexity(-float(scores.mean()))),
+            valid_ppl=finite(perplexity(valid_loss)),
+            ppl=finite(perplexity(-float(scores.mean()))),
             helped=float((gain > SAME).mean()),
             hurt=float((gain < -SAME).mean()),
-            gained=_plain(float(gain.clip(min=0).mean())),
-            lost=_plain(float(-gain.clip(max=0).mean())),
+            gained=finite(float(gain.clip(min=0).mean())),
+            lost=finite(float(-gain.clip(max=0).mean())),
         )
 
 
@@ -118,6 +118,62 @@ class CacheFacts(Part):
     dtype: str
 
 
+class PassageRow(Part):
+    """The figures of one predictor in the comparison with passages; null where a figure is infinite.
+
+    `ppl_later` and `change_later` leave out the first tokens of each document. The rows with passages
+    have the kNN mixes of those without; `ppl_own_mix` is the perplexity with the mix chosen for them on valid.
+    """
+
+    ppl: float | None
+    ppl_95: tuple[float | None, float | None]
+    change: float | None
+    change_low: float | None = None
+    change_high: float | None = None
+    ppl_later: float | None
+    change_later: float | None
+    tokens_per_second: float
+    ppl_own_mix: float | None = None
+
+
+class PassageTrial(Part):
+    """A setting that was tried on valid; `ppl` is that of the base model that reads passages.
+
+    `tokens_read` is how many tokens the model reads for each token of the text.
+    """
+
+    count: int
+    length: int
+    query: int
+    stride: int
+    ppl: float | None
+    tokens_read: float
+    tokens_per_second: float
+
+
+class PassageComparison(Part):
+    """The predictors with and without passages before the text, all on the same tokens of test.
+
+    `later` is how many tokens at the beginning of each document `ppl_later` leaves out, `later_tokens` how many remain.
+    """
+
+    tokens: int
+    documents: int
+    later: int
+    later_tokens: int
+    count: int
+    length: int
+    query: int
+    stride: int
+    tokens_read: float
+    passages: int
+    valid_tokens: int
+    valid_base_ppl: float | None
+    tried: list[PassageTrial]
+    mix: dict[str, dict[str, Any]]
+    rows: dict[str, PassageRow]
+
+
 class Report(BaseModel):
     """Everything the table, the JSON and the figures show."""
 
@@ -140,6 +196,7 @@ class Report(BaseModel):
     codec: CodecFacts
     cache: CacheFacts | None
     seconds: dict[str, float]
+    passages: PassageComparison | None = None
 
     @property
     def predictors(self) -> list[str]:
@@ -176,20 +233,20 @@ class ScoredTest:
             change_low, change_high = paired or (math.inf, math.inf)
             early = self.place < EARLY
             rows[name] = Row(
-                ppl=_plain(ppl),
-                ppl_95=(_plain(low), _plain(high)),
-                ppl_word=_plain(perplexity(total / self.words)),
-                bits_per_byte=_plain(total / math.log(2) / self.bytes),
+                ppl=finite(ppl),
+                ppl_95=(finite(low), finite(high)),
+                ppl_word=finite(perplexity(total / self.words)),
+                bits_per_byte=finite(total / math.log(2) / self.bytes),
                 helped=float((gain > SAME).mean()),
                 hurt=float((gain < -SAME).mean()),
                 tokens_per_second=self.speeds[name],
-                change=_plain(ppl / base - 1),
-                change_low=_plain(change_low),
-                change_high=_plain(change_high),
-                ppl_early=_plain(_mean_perplexity(scores[early])),
-                ppl_late=_plain(_mean_perplexity(scores[~early])),
-                early_gain=_plain(float(gain[early].sum())),
-                late_gain=_plain(float(gain[~early].sum())),
+                change=finite(ppl / base - 1),
+                change_low=finite(change_low),
+                change_high=finite(change_high),
+                ppl_early=finite(_mean_perplexity(scores[early])),
+                ppl_late=finite(_mean_perplexity(scores[~early])),
+                early_gain=finite(float(gain[early].sum())),
+                late_gain=finite(float(gain[~early].sum())),
             )
         return rows
 
@@ -207,13 +264,13 @@ class ScoredTest:
             DocumentRow(
                 name=name,
                 tokens=int(sizes[number]),
-                ppl={p: _plain(perplexity(total[number] / max(1, sizes[number]))) for p, total in sums.items()},
+                ppl={p: finite(perplexity(total[number] / max(1, sizes[number]))) for p, total in sums.items()},
             )
             for number, name in enumerate(self.names)
         ]
 
 
-def _plain(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """The value, or None (null) if it is infinite, for which JSON has no number."""
     return value if math.isfinite(value) else None
 

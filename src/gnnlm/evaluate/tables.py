@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
 
-from gnnlm.evaluate.report import EARLY, FEW_DOCUMENTS, Report
+from gnnlm.evaluate.report import EARLY, FEW_DOCUMENTS, PassageComparison, Report
 from gnnlm.predict.predictor import LABELS
 
+PASSAGE_LABELS = {
+    **LABELS,
+    **{f"passages_{name}": f"passages {label}" for name, label in LABELS.items()},
+    "passages": "passages",
+}
 COLUMNS = ("model", "ppl", "95%", "change, 95%", "ppl/word", "bits/byte", "helped", "hurt", "tok/s")
 
 
@@ -60,19 +66,63 @@ def short(value: float | None) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1e4 else f"{value:.3g}"
 
 
+def passage_cells(found: PassageComparison) -> list[tuple[str, ...]]:
+    """The text of the comparison with passages, row by row."""
+
+    def change(value: float | None, ppl: float | None) -> str:
+        return "inf" if value is None or ppl is None else f"{100 * value:+.1f}%"
+
+    lines: list[tuple[str, ...]] = []
+    for name, r in found.rows.items():
+        first, (low, high) = name == "base", r.ppl_95
+        later = ("-", "-")
+        if found.later_tokens:
+            later = (short(r.ppl_later), "" if first else change(r.change_later, r.ppl_later))
+        lines.append(
+            (
+                PASSAGE_LABELS[name],
+                short(r.ppl),
+                f"{short(low)}-{short(high)}",
+                "" if first else change_words(r.change, r.change_low, r.change_high),
+                *later,
+                f"{r.tokens_per_second:,.1f}",
+            )
+        )
+    return lines
+
+
+def passage_columns(found: PassageComparison) -> tuple[str, ...]:
+    return ("model", "ppl", "95%", "change, 95%", f"ppl after {found.later}", "change", "tok/s")
+
+
 def rich_table(report: Report) -> Table:
-    table = Table(title=headline(report), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in COLUMNS:
+    return _rich(headline(report), COLUMNS, cells(report))
+
+
+def rich_passages(found: PassageComparison) -> Table:
+    return _rich(passage_headline(found), passage_columns(found), passage_cells(found))
+
+
+def _rich(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
-    for line in cells(report):
+    for line in lines:
         table.add_row(*line)
     return table
 
 
 def markdown(report: Report) -> str:
-    lines = [f"# {headline(report)}", "", "| " + " | ".join(COLUMNS) + " |", "|---" + "|--:" * (len(COLUMNS) - 1) + "|"]
-    lines += ["| " + " | ".join(line) + " |" for line in cells(report)]
-    return "\n".join([*lines, "", *notes(report), ""])
+    lines = [f"# {headline(report)}", "", *_markdown_table(COLUMNS, cells(report)), "", *notes(report), ""]
+    if (found := report.passages) is not None:
+        table = _markdown_table(passage_columns(found), passage_cells(found))
+        lines += [f"## {passage_headline(found)}", "", *table, "", *passage_notes(found), ""]
+    return "\n".join(lines)
+
+
+def _markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    head = ["| " + " | ".join(columns) + " |", "|---" + "|--:" * (len(columns) - 1) + "|"]
+    return head + ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def headline(report: Report) -> str:
@@ -80,6 +130,31 @@ def headline(report: Report) -> str:
         f"{report.test_tokens:,} test tokens of {report.test_documents} documents, "
         f"{report.store_tokens:,} store tokens, {report.model}"
     )
+
+
+def passage_headline(found: PassageComparison) -> str:
+    return f"With passages before the text: the first {found.tokens:,} test tokens, of {found.documents} documents"
+
+
+def passage_notes(found: PassageComparison) -> list[str]:
+    """The notes below the comparison with passages, one per line."""
+    several = "the best passage" if found.count == 1 else f"the {found.count} best passages"
+    tried = "; ".join(f"{t.count} x {t.length} every {t.stride} by {t.query}: {short(t.ppl)}" for t in found.tried)
+    lines = [
+        f"passages: {several} of {found.length} tokens by BM25, of {found.passages:,} in the store, looked up every "
+        f"{found.stride} tokens with the last {found.query}, and read by the frozen base model before the text: "
+        f"it reads {found.tokens_read:.1f} tokens for each token of the text.",
+        f"Chosen on {found.valid_tokens:,} tokens of valid, where the base model has perplexity "
+        f"{short(found.valid_base_ppl)} and with passages ({tried}).",
+    ]
+    own = [(name, row.ppl_own_mix) for name, row in found.rows.items() if row.ppl_own_mix is not None]
+    if own:
+        rows = ", ".join(f"{PASSAGE_LABELS[name]} {short(ppl)}" for name, ppl in own)
+        lines.append(
+            "The rows with passages have the kNN mixes of those without; with mixes chosen for them on these tokens of "
+            f"valid: {rows}."
+        )
+    return lines
 
 
 def notes(report: Report) -> list[str]:

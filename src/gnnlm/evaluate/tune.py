@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gnnlm.config import TuneConfig
 from gnnlm.config.evaluation import COSINE_TEMPERATURES, L2_TEMPERATURES
 from gnnlm.datastore.store import Store
 from gnnlm.evaluate.weigh import Choice, choose_weights, sample_text
@@ -63,6 +64,12 @@ class Grid:
     temperatures: Sequence[float]
     lambdas: Sequence[float]
     buckets: int = 1
+
+
+def grid_of(config: TuneConfig, buckets: int, metric: str, similarity: npt.NDArray[np.float32]) -> Grid:
+    """The values that the config names; temperatures that suit the metric where it names none."""
+    temperatures = config.temperatures or default_temperatures(metric, similarity)
+    return Grid(config.ks, temperatures, config.lambdas, buckets)
 
 
 def tune_mixes(

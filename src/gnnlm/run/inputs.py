@@ -149,6 +149,10 @@ def _tune_inputs(run: Run, _: Facts) -> dict[str, Any]:
     return {**section, **resolved, "graph k": run.graph_k}
 
 
+def _passages_inputs(run: Run, _: Facts) -> dict[str, Any]:
+    return _section(run.config.eval.context_retrieval, "eval.context_retrieval", skip=("enabled",))
+
+
 def _eval_inputs(run: Run, _: Facts) -> dict[str, Any]:
     return {"eval.bootstrap": run.config.eval.bootstrap, "seed": run.config.seed}
 
@@ -163,5 +167,6 @@ OWN_INPUTS: dict[str, Callable[[Run, Facts], dict[str, Any]]] = {
     "train": _train_inputs,
     "cache": _cache_inputs,
     "tune": _tune_inputs,
+    "passages": _passages_inputs,
     "eval": _eval_inputs,
 }

@@ -150,6 +150,9 @@ def plan(config: Config, about: Description, text: dict[str, Amount], speed: Spe
     needs["index"] = _index_need(config, rows, about.width, EFFICIENCY * speed.processor)
     needs["search"] = _search_need(config, about, text, needs["index"].disk, EFFICIENCY * speed.processor)
     needs.update(_gnn_needs(config, about, text, speed))
+    if config.eval.context_retrieval.enabled:
+        needs["passages"] = _passages_need(config, about, text, speed)
+        needs["eval"] = needs.pop("eval")  # the last stage
     return {name: replace(need, memory=need.memory + PROCESS) for name, need in needs.items()}
 
 
@@ -245,6 +248,29 @@ def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], spee
         "tune": Need(0.0, scoring_memory, scoring * text["valid"].positions),
         "eval": Need(text["test"].positions * 40.0, scoring_memory, scoring * text["test"].positions),
     }
+
+
+def _passages_need(config: Config, about: Description, text: dict[str, Amount], speed: Speed) -> Need:
+    """At most: consecutive lookups that find the same passages are read once, and the chosen setting may cost less."""
+    from gnnlm.evaluate.passages import Setting, first_settings, other_queries, other_strides
+
+    wanted = config.eval.context_retrieval
+    largest = Setting(max(wanted.counts), max(wanted.lengths), wanted.queries[0], max(wanted.strides))
+
+    def read(setting: Setting, split: str, limit: int) -> float:
+        amount, passages = text[split], setting.count * setting.length
+        one = amount.tokens / (1 if config.lm.continuous else max(1, amount.documents))
+        return min(limit, amount.tokens) / setting.stride * (passages + min(config.lm.window - passages, one / 2))
+
+    strides = other_strides(largest, wanted)
+    tried = first_settings(wanted) + other_queries(largest, wanted) + strides
+    chosen = strides[-1] if strides else largest  # the one that costs most
+    tokens = sum(read(setting, "valid", wanted.tune_tokens) for setting in tried) + read(chosen, "test", wanted.tokens)
+    kept = min(wanted.tune_tokens, text["valid"].tokens) + min(wanted.tokens, text["test"].tokens)
+    batch = max(config.lm.batch_tokens, config.lm.window)
+    memory = 8.0 * about.parameters + 40.0 * batch * about.width + 100.0 * text["train"].positions
+    item = (2 if config.store.dtype == "fp16" else 4) * (2 if config.store.key == "ffn_input" else 1)
+    return Need(kept * about.width * item, memory, 2 * about.parameters * tokens / speed.of(config.lm.dtype))
 
 
 def _kept_states(options: GnnOptions, checkpoint: bool) -> int:

@@ -52,9 +52,10 @@ class Run:
 
     @cached_property
     def stages(self) -> dict[str, Stage]:
-        """The stages of this run, in order; training stages are included only if the config asks for them."""
+        """The stages of this run, in order; optional ones are included only if the config asks for them."""
         left_out = set() if self.config.lm.is_trained else {"lm"}
         left_out |= set() if self.config.gnn.layers else {"train", "cache"}
+        left_out |= set() if self.config.eval.context_retrieval.enabled else {"passages"}
         return {
             name: replace(stage, parents=tuple(parent for parent in stage.parents if parent not in left_out))
             for name, stage in STAGES.items()
@@ -193,6 +194,8 @@ class Run:
 
     def _stage(self, name: str) -> Stage:
         if name not in self.stages:
+            if name == "passages":
+                raise ConfigError("this run does not compare with passages; set eval.context_retrieval to true")
             if name != "lm":
                 raise ConfigError(f"this run has no graph network, and so no {name} stage; set gnn.layers to 1 or more")
             raise ConfigError(
@@ -203,6 +206,8 @@ class Run:
 
     def build_all(self, rebuild: bool = False) -> Artifact:
         """Build every stage that is not done, and the report; with `rebuild`, replace what is stale or damaged."""
+        if not rebuild:
+            self._check_parents()
         whole = all(self._is_whole(name) for name in self.stages)
         with nullcontext() if whole else self._building():
             for name in self.stages:
@@ -212,6 +217,21 @@ class Run:
             for name in self.stages:
                 artifact = self.build(name, rebuild=rebuild and not self._is_whole(name))
         return artifact
+
+    def _check_parents(self) -> None:
+        """Refuse, before a new stage is built, what was made without it."""
+        for name, stage in self.stages.items():
+            try:
+                made = read_manifest(self.path(name))["inputs"]
+            except ArtifactError:  # missing or damaged: the build says so
+                continue
+            for parent in stage.parents:
+                if f"artifact {parent}" not in made:
+                    raise ArtifactError(
+                        f"{self.path(name)} was made without the {parent} stage; gnnlm run with the same config and "
+                        "--rebuild replaces everything that is stale, another run directory (run: in the config) keeps "
+                        "both"
+                    )
 
     def fork(self, config: Config) -> list[str]:
         """Start the run of another config from the stages of this run that it leaves valid; returns their names.

@@ -94,6 +94,7 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
     from gnnlm.datastore.quantize import check_bytes
     from gnnlm.gnn.options import resolve_options
     from gnnlm.retrieval.faiss_index import check_index
+    from gnnlm.retrieval.passages import open_bm25
 
     config, lm, streams = run.config, run.parts.lm, run.parts.streams
     _warn_of_positions(config.lm)
@@ -103,6 +104,8 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
     if config.cache.dtype == "pq":
         check_bytes(options.width, config.cache.bytes, "cache.bytes")
     check_index(config.index, lm.width, streams["train"].token_count)
+    if config.eval.context_retrieval.enabled:
+        open_bm25()
     return build_store(draft, streams, lm, config.lm, config.store)
 
 
@@ -179,7 +182,7 @@ def _build_cache(run: Run, draft: Draft) -> Artifact:
 
 def _build_tuning(run: Run, draft: Draft) -> Artifact:
     from gnnlm.artifact import write_json
-    from gnnlm.evaluate.tune import Grid, choose_mixes, default_temperatures, tune_mixes
+    from gnnlm.evaluate.tune import choose_mixes, grid_of, tune_mixes
     from gnnlm.predict.predictor import perplexity
     from gnnlm.predict.score import score_surely
 
@@ -187,8 +190,7 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
     wanted = ("base",) if parts.gnn is None else ("base", "gnn")
     asked = wanted if run.config.gate else ()
     scored = score_surely(parts.predictor_with({}), valid, run.config.eval.block, "score valid", wanted, asked)
-    temperatures = config.temperatures or default_temperatures(run.config.index.metric, valid.table.similarity)
-    grid = Grid(config.ks, temperatures, config.lambdas, run.config.buckets)
+    grid = grid_of(config, run.config.buckets, run.config.index.metric, valid.table.similarity)
     mixes, table = tune_mixes(valid, parts.store, scored.log_probs, grid)
     write_json(draft.file("tuning.json"), table)
     if not run.config.gate:
@@ -205,8 +207,16 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
     )
 
 
+def _build_passages(run: Run, draft: Draft) -> Artifact:
+    from gnnlm.evaluate.passages import build_passages
+
+    parts = run.parts
+    return build_passages(draft, parts.streams, parts.lm, parts.head, run.artifact("encode"), run.config)
+
+
 def _build_report(run: Run, draft: Draft) -> Artifact:
     from gnnlm.evaluate.evaluate import Evaluation, build_report
+    from gnnlm.evaluate.passage_rows import ReadWithPassages
 
     def artifact(name: str) -> Artifact | None:
         return run.artifact(name) if name in run.stages else None
@@ -225,6 +235,17 @@ def _build_report(run: Run, draft: Draft) -> Artifact:
         lm=artifact("lm"),
         training=artifact("train"),
         cache=artifact("cache"),
+        passages=None
+        if (read := artifact("passages")) is None
+        else ReadWithPassages(
+            read,
+            parts.streams,
+            parts.index,
+            config.search.k,
+            config.search.shard_queries,
+            config.tune,
+            config.buckets,
+        ),
     )
     return build_report(draft, given, config.eval, config.corpus.overlap_ngram, config.seed)
 
@@ -256,9 +277,16 @@ STAGES: dict[str, Stage] = {
             "tune", "tune", ("encode", "search", "train", "cache"), _build_tuning, "Choose k, T and lambda on valid."
         ),
         Stage(
+            "passages",
+            "passages",
+            ("corpus", "lm", "encode"),
+            _build_passages,
+            "Read test with retrieved passages before the text, to compare (eval.context_retrieval).",
+        ),
+        Stage(
             "eval",
             "report",
-            ("encode", "search", "train", "cache", "tune"),
+            ("encode", "search", "train", "cache", "tune", "passages"),
             _build_report,
             "Score test once and print the report.",
         ),
