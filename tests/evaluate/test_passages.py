@@ -229,10 +229,15 @@ def test_rows_of_the_report(compared: Run, tiny_run: Run) -> None:
         (report.mix, found.rows["passages_knn"].ppl),
         (found.mix, found.rows["passages_knn"].ppl_own_mix),
     ):
-        mix = Mix(**mixes["base"])
+        mix = Mix.of(mixes["base"])
         tokens = compared.parts.store.tokens(near.positions)
         knn = knn_target_log_probs(tokens, near.similarity, targets[real], mix.k, mix.temperature)
-        mixed = mix_log_probs(scores, knn, mix.weight_of(near.similarity))
+        starts = torch.from_numpy(np.array(text.starts, dtype=np.int64))
+        offsets = (
+            torch.arange(len(states)) - starts[torch.searchsorted(starts, torch.arange(len(states)), right=True) - 1]
+        )
+        sure = compared.parts.head.confidence(states[real])
+        mixed = mix_log_probs(scores, knn, mix.weight_of(mix.evidence(tokens, near.similarity, offsets[real], sure)))
         assert expected == pytest.approx(np.exp(-mixed.double().mean().item()), rel=1e-4)
     slower = found.rows["base"].tokens_per_second / found.rows["passages"].tokens_per_second
     assert slower > 1
