@@ -60,3 +60,15 @@ def test_the_network_and_its_peers_agree(tiny_run: Run) -> None:
     assert case["max_error"] < 1e-5
     fields = ("unique_ratio", "forward_speedup", "uncached_speedup", "train_speedup", "memory_ratio")
     assert all(case[name] > 0 for name in fields)
+
+
+def test_generation(tiny_run: Run) -> None:
+    given = ("--run", str(tiny_run.root), "--prompts", "2", "--batch", "1", "2", "--json")
+    result = last_line("generation.py", *given)
+    cases = result["cases"]
+    assert {(case["domain"], case["batch"]) for case in cases} == {("in", 1), ("in", 2), ("out", 1), ("out", 2)}
+    assert all(case["ratio"] > 0 and case["tokens_per_step"] >= 1 for case in cases)
+    exact = [case for case in cases if case["search"] == "exact" and case["predictor"] == "gnn_knn"]
+    assert exact
+    assert all(case["searches_saved"] == 0 for case in exact)
+    assert all(case["prompt_lookup_ratio"] > 0 for case in cases if case["batch"] == 1)
