@@ -28,7 +28,7 @@ from torch import Tensor
 from gnnlm.book import open_book
 from gnnlm.graph.batch import Context
 from gnnlm.lm.head import Confidence
-from gnnlm.predict.knn import knn_log_probs, mix_log_probs
+from gnnlm.predict.knn import mixed_log_probs
 from gnnlm.predict.open_book import ROLLBACK, OpenBook, Past
 
 ROUNDS = 12
@@ -67,10 +67,10 @@ class Step:
         predictor, mix = self.book.predictor, self.book.predictor.mixes["gnn"]
         tokens = predictor.graphs.store.tokens(self.found.positions.clamp(min=0)).flatten(0, 1)
         similarity = self.found.similarity.flatten(0, 1)
-        knn_NV = knn_log_probs(tokens, similarity, predictor.head.vocab_size, mix.k, mix.temperature)
         read = torch.ones(len(similarity), dtype=torch.long)
         sure = None if mix.gate is None else Confidence.of(self.lm_NV)
-        mix_log_probs(self.lm_NV, knn_NV, mix.weight_of(mix.evidence(tokens, similarity, read, sure)))
+        weight = mix.weight_of(mix.evidence(tokens, similarity, read, sure))
+        mixed_log_probs(self.lm_NV, tokens, similarity, mix.k, mix.temperature, weight)
 
     def whole(self) -> None:
         prediction, _ = self.book.read(self.new, self.past, ("gnn_knn",))

@@ -11,7 +11,7 @@ from torch import nn
 
 from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer, sinusoids
 from gnnlm.lm.adaptive_softmax import AdaptiveHead, AdaptiveInput, load_head
-from gnnlm.predict.knn import knn_log_probs, knn_target_log_probs, mix_log_probs
+from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs, mixed_log_probs
 
 SMALL = AdaptiveOptions(vocab_size=40, width=16, layers=3, heads=2, ffn=32, cutoffs=(8, 20), factor=2)
 
@@ -66,7 +66,7 @@ def test_mixes_with_knn() -> None:
     head = make_head().on("cpu")
     states, targets = torch.randn(6, 16), torch.randint(40, (6,))
     tokens, similarity = torch.randint(40, (6, 9)), torch.rand(6, 9)
-    whole = mix_log_probs(head.log_probs(states), knn_log_probs(tokens, similarity, 40, 9, 0.3), 0.25)
+    whole = mixed_log_probs(head.log_probs(states), tokens, similarity, 9, 0.3, torch.full((6,), 0.25))
     one = mix_log_probs(
         head.target_log_probs(states, targets), knn_target_log_probs(tokens, similarity, targets, 9, 0.3), 0.25
     )

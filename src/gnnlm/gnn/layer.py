@@ -35,6 +35,7 @@ from torch.nn import functional as F
 from gnnlm.gnn.attend import Coded, attend, attend_projected, gathered, masked_softmax
 from gnnlm.gnn.options import GnnOptions
 from gnnlm.graph.batch import Graph
+from gnnlm.products import product
 
 CONTEXT, NEIGHBOUR = 0, 1  # node types
 INTRA, INTER = 0, 1  # edge types
@@ -364,7 +365,7 @@ def _per_type(*shape: int) -> nn.ParameterList:
 
 
 def _linear(x: Tensor, weights: Weights) -> Tensor:
-    return F.linear(x, *weights)
+    return product(x, *weights)
 
 
 def _linear_at(x_RD: Tensor, lines_US: Tensor, weights: Weights) -> Tensor:

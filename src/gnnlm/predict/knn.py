@@ -116,13 +116,25 @@ def knn_target_log_probs(
     return hits_N - scores_NK.logsumexp(-1)
 
 
-def knn_log_probs(tokens_NK: Tensor, similarity_NK: Tensor, vocab: int, k: int, temperature: float) -> Tensor:
-    """log p_kNN over the whole vocabulary, [N, V]; NaN where there is no neighbour."""
+def mixed_log_probs(
+    lm_NV: Tensor, tokens_NK: Tensor, similarity_NK: Tensor, k: int, temperature: float, weight_N: Tensor
+) -> Tensor:
+    """log(weight p_kNN + (1 - weight) p_LM) over the whole vocabulary, [N, V]; p_LM where there is no neighbour.
+
+    Only the neighbours' tokens are mixed one by one; the others' log-probabilities are shifted.
+
+    >>> lm = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    >>> mixed_log_probs(lm, torch.tensor([[2, 2, 0]]), torch.zeros(1, 3), 3, 1.0, torch.tensor([0.6])).exp()
+    tensor([[0.4000, 0.1200, 0.4800]])
+    """
+    tokens_NK = tokens_NK[:, :k].clamp(min=0)
     weights_NK = neighbour_weights(similarity_NK[:, :k], temperature)
-    probs_NV = weights_NK.new_zeros(len(weights_NK), vocab)
-    probs_NV.scatter_add_(1, tokens_NK[:, :k].clamp(min=0), weights_NK)
+    mass_NK = torch.zeros_like(lm_NV).scatter_add_(1, tokens_NK, weights_NK.to(lm_NV)).gather(1, tokens_NK)
     empty_N = torch.isneginf(similarity_NK[:, :k]).all(-1)
-    return probs_NV.log().masked_fill(empty_N[:, None], math.nan)
+    weight_N1 = weight_N.masked_fill(empty_N, 0.0)[:, None].to(lm_NV)
+    out_NV = lm_NV + torch.log1p(-weight_N1)
+    both_NK = torch.logaddexp(mass_NK.log() + weight_N1.log(), out_NV.gather(1, tokens_NK))
+    return out_NV.scatter_(1, tokens_NK, both_NK)
 
 
 def mix_log_probs(lm: Tensor, knn: Tensor, weight: float | Tensor) -> Tensor:

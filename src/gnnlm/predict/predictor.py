@@ -20,7 +20,7 @@ from gnnlm.gnn.model import Carry, GnnModel, SourceCache
 from gnnlm.graph.batch import Context
 from gnnlm.lm.head import Confidence, Head
 from gnnlm.predict.graphs import GraphBuilder
-from gnnlm.predict.knn import Mix, knn_log_probs, knn_target_log_probs, mix_log_probs
+from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs, mixed_log_probs
 from gnnlm.retrieval.neighbours import Neighbours
 
 PREDICTORS = ("base", "knn", "gnn", "gnn_knn")
@@ -122,9 +122,8 @@ class Prediction:
             return lm_NV, lm_NV.new_zeros(len(lm_NV))
         mix = self.predictor.mixes[STATE_OF[name]]
         weight_N = self.knn_weight(name, None if mix.gate is None else Confidence.of(lm_NV))
-        vocab = self.predictor.head.vocab_size
-        knn_NV = knn_log_probs(self.tokens, self.neighbours.similarity, vocab, mix.k, mix.temperature)
-        return mix_log_probs(lm_NV, knn_NV, weight_N), weight_N
+        similarity_NK = self.neighbours.similarity
+        return mixed_log_probs(lm_NV, self.tokens, similarity_NK, mix.k, mix.temperature, weight_N), weight_N
 
 
 @dataclass(frozen=True)
