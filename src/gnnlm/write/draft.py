@@ -23,13 +23,15 @@ from gnnlm.datastore.store import Store
 from gnnlm.write.suffix import Match, SuffixIndex, Tokens, own_match
 
 LONGEST = 15  # tokens of a draft
+LOOK_AHEAD = 3  # tokens of drafts that are compared: as many as a step checks for nothing
+NO_TOKENS = np.empty(0, dtype=np.int64)
 LARGEST_STORE = 50_000_000  # rows up to which the store's suffixes are sorted: the order takes 4 bytes per row
 PRIOR = 3.0  # how many observations the first guess of a chance counts for
-GUESSES = {  # chance that a drafted token is accepted, by where it comes from and how strong that is
-    "rows": (0.25, 0.45, 0.6, 0.8),
-    "store": (0.3, 0.5, 0.6, 0.75),
-    "own": (0.3, 0.6, 0.75, 0.9),
-    "both": (0.5, 0.7, 0.8, 0.95),
+GUESSES = {  # chance that a drafted token is accepted, by where it comes from and how strong that is (docs/log.md)
+    "rows": (0.08, 0.2, 0.28, 0.43),
+    "store": (0.28, 0.3, 0.5, 0.6),
+    "own": (0.68, 0.82, 0.95, 0.99),
+    "both": (0.6, 0.75, 0.85, 0.97),
 }
 Kind = tuple[str, int]
 
@@ -123,24 +125,14 @@ class Drafter:
             self._suffixes = [SuffixIndex(s.tokens_P.numpy()) for s in self.store.segments] if small else []
         return self._suffixes
 
-    def draft(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor) -> Draft:
-        """The more promising of the two drafts; where both say the same, they support each other.
+    def draft(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor, chances: Chances) -> Draft:
+        """The most promising draft; where two begin alike, they support each other.
 
         `positions_R` are those that voted for the text's last token, `weights_R` their weights.
         """
-        rows = self.rows(positions_R, weights_R)
-        text_ = self.text(text)
-        if not rows.tokens or not text_.tokens:
-            return text_ if text_.tokens else rows
-        same = 0
-        while same < min(len(rows.tokens), len(text_.tokens)) and rows.tokens[same] == text_.tokens[same]:
-            same += 1
-        if not same:
-            strong = text_ if text_.kinds[0][1] > rows.kinds[0][1] else rows
-            return strong
-        longer = text_ if len(text_.tokens) >= len(rows.tokens) else rows
-        both = [("both", max(a[1], b[1])) for a, b in zip(rows.kinds[:same], text_.kinds[:same], strict=True)]
-        return Draft(longer.tokens, [*both, *longer.kinds[same:]])
+        rows, *others = found = [self.rows(positions_R, weights_R), self.own(text), self.stored(text)]
+        found += [supported(other, rows) for other in others]
+        return max(found, key=lambda draft: chances.expected(draft)[: LOOK_AHEAD + 1][-1])
 
     def rows(self, positions_R: Tensor, weights_R: Tensor) -> Draft:
         """The heaviest chain of tokens that follow the rows, up to their documents' ends."""
@@ -165,24 +157,36 @@ class Drafter:
             alive = alive[number == best]
         return draft
 
-    def text(self, text: Sequence[int]) -> Draft:
-        """What follows the longest match of the text's end."""
-        array = np.asarray(text, dtype=np.int64)
-        own = own_match(array)
-        found: tuple[str, Tokens, Match] | None = None if own is None else ("own", array, own)
-        for suffixes in self.suffixes:
-            match = suffixes.longest(text)
-            if match is not None and (found is None or match.length > found[2].length):
-                found = "store", suffixes.tokens, match
-        if found is None:
-            return Draft()
-        name, tokens, match = found
-        best = Draft()
-        draft = _most_common(tokens, match.positions)
-        strength = min(3, (match.length - 1) // 3)
-        best.tokens.extend(draft)
-        best.kinds.extend((name, min(3, strength + place // 4)) for place in range(len(draft)))
-        return best
+    def own(self, text: Sequence[int]) -> Draft:
+        """What followed the longest match of the text's end in the text itself."""
+        tokens = np.asarray(text, dtype=np.int64)
+        return _after(own_match(tokens), tokens, "own")
+
+    def stored(self, text: Sequence[int]) -> Draft:
+        """What follows the longest match of the text's end in the store."""
+        found = [(suffixes.longest(text), suffixes.tokens) for suffixes in self.suffixes]
+        match, tokens = max(found, key=lambda one: 0 if one[0] is None else one[0].length, default=(None, NO_TOKENS))
+        return _after(match, tokens, "store")
+
+
+def supported(draft: Draft, rows: Draft) -> Draft:
+    """A draft that begins as the rows' does, of the kind `both` as far as it does; nothing if it does not."""
+    same = 0
+    while same < min(len(draft.tokens), len(rows.tokens)) and draft.tokens[same] == rows.tokens[same]:
+        same += 1
+    if not same:
+        return Draft()
+    both = [("both", max(a[1], b[1])) for a, b in zip(draft.kinds[:same], rows.kinds[:same], strict=True)]
+    return Draft(draft.tokens, [*both, *draft.kinds[same:]])
+
+
+def _after(match: Match | None, tokens: Tokens, name: str) -> Draft:
+    """What most of the matched places go on with; the more tokens match, those of the draft included, the stronger."""
+    if match is None:
+        return Draft()
+    found = _most_common(tokens, match.positions)
+    strength = (match.length - 1) // 3
+    return Draft(found, [(name, min(3, strength + place // 4)) for place in range(len(found))])
 
 
 def _most_common(tokens: Tokens, positions: list[int]) -> list[int]:

@@ -225,7 +225,9 @@ class Writer:
         for writing in writings:
             room = min(LONGEST, self.order.max_tokens - len(writing.tokens) - 1)
             voters = writing.tokens[-1].voters
-            draft = self.drafter.draft([*writing.prompt, *writing.ids], voters.positions, voters.weight)
+            draft = self.drafter.draft(
+                [*writing.prompt, *writing.ids], voters.positions, voters.weight, writing.chances
+            )
             drafts.append(Draft(draft.tokens[:room], draft.kinds[:room]))
         count = best_length(
             [writing.chances.expected(draft) for writing, draft in zip(writings, drafts, strict=True)], self.costs
