@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 FEW = 64  # rows up to which the other order is taken
 PADDED = 16  # rows up to which they are padded to a multiple of four: three rows take longer than four
+LARGE = 2**22  # values of a matrix from which on even a single row is faster as two
 
 
-def few_rows(rows_ND: Tensor) -> bool:
+def few_rows(rows_ND: Tensor, weight_VD: Tensor) -> bool:
     """Whether a product of these rows should be made in the other order."""
-    return rows_ND.device.type == "cpu" and rows_ND.dtype == torch.float32 and 1 < len(rows_ND) <= FEW
+    usual = rows_ND.device.type == "cpu" and rows_ND.dtype == torch.float32
+    return usual and (weight_VD.numel() < LARGE) < len(rows_ND) <= FEW
 
 
 def product(rows: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Tensor:
@@ -28,11 +30,11 @@ def product(rows: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Te
             [1., 0., 1.]])
     """
     rows_ND = rows.reshape(-1, rows.shape[-1])
-    if not few_rows(rows_ND):
+    if not few_rows(rows_ND, weight_VD):
         return nn.functional.linear(rows, weight_VD, bias_V)
     count = len(rows_ND)
     if count % 4 and count < PADDED:
-        rows_ND = nn.functional.pad(rows_ND, (0, 0, 0, -count % 4))
+        rows_ND = nn.functional.pad(rows_ND, (0, 0, 0, 1 if count == 1 else -count % 4))
     out_NV = (weight_VD @ rows_ND.T)[:, :count].T.contiguous()
     if bias_V is not None:
         out_NV = out_NV + bias_V

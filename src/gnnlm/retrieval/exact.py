@@ -70,9 +70,7 @@ class ExactIndex:
 
     def _scores(self, queries_nD: Tensor, scores_cR: Tensor) -> Tensor:
         """The products of queries and keys, [n, R]; of many queries, in the buffer."""
-        if len(queries_nD) == 1 and queries_nD.device.type == "cpu":  # twice the same query takes less time than once
-            return product(torch.cat([queries_nD, queries_nD]), self.keys_RD)[:1]
-        if few_rows(queries_nD):
+        if few_rows(queries_nD, self.keys_RD):
             return product(queries_nD, self.keys_RD)
         return torch.mm(queries_nD, self.keys_RD.T, out=scores_cR[: len(queries_nD)])
 
