@@ -35,7 +35,7 @@ app = typer.Typer(
 app.add_typer(lm, name="lm")
 
 
-DEMO_PROMPTS = ("Return a new list with", "The following exceptions are raised when")
+DEMO_PROMPTS = ("Wait for the process to exit and", "Abstract base class for")
 
 
 def _print_version(wanted: bool) -> None:
@@ -131,10 +131,7 @@ def demo(
     made.build_all(rebuild=rebuild)
     show_report(made, as_json=False)
     show_examples(made, count=2)
-    out.print(
-        "\nWritten with the book; words are coloured by its share, and the passages they follow are listed:",
-        markup=False,
-    )
+    out.print("\nWritten with the book (words are coloured by its share; under them, where they come from):")
     write_two_sentences(made.root, list(DEMO_PROMPTS))
     out.print(
         "\n"

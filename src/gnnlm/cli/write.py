@@ -15,10 +15,11 @@ from gnnlm.errors import Interrupted
 
 if TYPE_CHECKING:
     from gnnlm.write.request import Stream
-    from gnnlm.write.sources import Generation, Span
+    from gnnlm.write.sources import Generation
 
 LISTED = 8  # sources under a text
 QUOTED = 60  # characters of a source that are shown
+LEAST = 0.05  # a source with less of a word is not listed
 
 
 def generate(
@@ -151,13 +152,29 @@ def _coloured(stream: Stream, start: int, end: int) -> Text:
 
 
 def _show_sources(written: Generation) -> None:
-    """Numbered passages that the text follows, and how much of it is the book's."""
-    for number, span in enumerate(sorted(written.spans, key=lambda span: -span.tokens * span.share)[:LISTED], 1):
-        line = Text(f"[{number}] ", "bold")
-        line.append(f"{span.document}, characters {span.start:,}-{span.end:,}: ", "dim")
-        line.append(_quoted(span))
-        line.append(f"  {span.tokens} tokens word for word, share {span.share:.0%}", "dim")
-        out.print(line, soft_wrap=True)
+    """Numbered passages that the text follows, then the largest sources of single words, and the share of the book."""
+    lines = [
+        _source_line(
+            span.document, span.start, span.end, f'"{_cut(span.text)}"', f"{span.tokens} tokens, {span.share:.0%}"
+        )
+        for span in sorted(written.spans, key=lambda span: -span.tokens * span.share)
+    ]
+    inside = {place for span in written.spans for place in range(span.first, span.last + 1)}
+    words = [
+        (source, token.text)
+        for place, token in enumerate(written.tokens)
+        for source in token.sources[:1]
+        if place not in inside and source.share >= LEAST
+    ]
+    for source, word in sorted(words, key=lambda one: -one[0].share):
+        passage = f'"{_cut(source.before)}_{flat(source.token).strip()}_{_cut(source.after)}"'
+        lines.append(
+            _source_line(
+                source.document, source.start, source.end, passage, f"{source.share:.0%} of {_cut(word, 20)!r}"
+            )
+        )
+    for number, line in enumerate(lines[:LISTED], 1):
+        out.print(Text.assemble((f"[{number}] ", "bold"), line), soft_wrap=True)
     rate = len(written.tokens) / written.seconds if written.seconds else 0.0
     own = "no source: all of it is the model's own" if written.book < 0.005 else f"{written.book:.0%} from the book"
     drafts = f", {written.accepted} of {written.drafted} drafted tokens accepted" if written.drafted else ""
@@ -170,6 +187,11 @@ def _show_sources(written: Generation) -> None:
     )
 
 
-def _quoted(span: Span) -> str:
-    text = flat(span.text).strip()
-    return f'"{text if len(text) <= QUOTED else text[: QUOTED - 3] + "..."}"'
+def _source_line(document: str, start: int, end: int, quoted: str, share: str) -> Text:
+    return Text.assemble((f"{document}, characters {start:,}-{end:,}: ", "dim"), quoted, (f"  {share}", "dim"))
+
+
+def _cut(text: str, most: int = QUOTED) -> str:
+    """One line, not too long."""
+    text = flat(text)
+    return text if len(text) <= most else text[: most - 3] + "..."
