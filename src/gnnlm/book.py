@@ -204,7 +204,7 @@ class Book:
         A prompt is a text, or token ids in a list of prompts; an empty one starts a text. With `n` above 1 or several
         prompts, a list: n texts for each prompt, in order. `chat` puts prompts into the model's chat template.
         `draft=False` writes the same, only slower. `search="pointers"` saves searches and is approximate. The other
-        options are the fields of `gnnlm.write.request.Request`.
+        options are the fields of `gnnlm.write.request.Request` and of `Sampling`.
         """
         asked = request(**options)
         several: list[str | Sequence[int]] = [prompt] if isinstance(prompt, str) else [*prompt]

@@ -19,7 +19,8 @@ LARGE = 2**22  # values of a matrix from which on even a single row is faster as
 def few_rows(rows_ND: Tensor, weight_VD: Tensor) -> bool:
     """Whether a product of these rows should be made in the other order."""
     usual = rows_ND.device.type == "cpu" and rows_ND.dtype == torch.float32
-    return usual and (weight_VD.numel() < LARGE) < len(rows_ND) <= FEW
+    least = 1 if weight_VD.numel() >= LARGE else 2
+    return usual and least <= len(rows_ND) <= FEW
 
 
 def product(rows: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Tensor:

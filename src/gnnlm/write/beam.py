@@ -26,6 +26,7 @@ def search_beams(writer: Writer, prompt: Sequence[int], beams: int, n: int) -> l
     began = time.perf_counter()
     model, order = writer.model, writer.order
     prediction, past = writer.prefill([prompt])
+    searches = past.searches[0]
     past = past.select([0] * beams)
     prediction = prediction[[0] * beams]
     written: list[list[Written]] = [[] for _ in range(beams)]
@@ -59,21 +60,23 @@ def search_beams(writer: Writer, prompt: Sequence[int], beams: int, n: int) -> l
         rows = [beam for _, beam, _ in going_on]
         written = [line for _, _, line in going_on]
         totals_M = torch.tensor([total for total, _, _ in going_on])
+        before = past.select(rows)
         read, past = model.read(
             [[line[-1].id] for line in written],
-            past.select(rows),
+            before,
             writer.wanted,
             order.allowed,
             pointers=order.pointers,
         )
         prediction = read[:, 0]
         steps += 1
+        searches += sum(past.searches) - sum(before.searches)
     chosen = sorted(finished, key=lambda one: -one[0])[:n]
     took = time.perf_counter() - began
     out = []
     for _, line, reason in chosen:
         writing = Writing(list(prompt), 0, _streamed(writer, prompt, line), line, reason, steps)
-        out.append(replace(writing, searches=sum(past.searches), seconds=took))
+        out.append(replace(writing, searches=searches, seconds=took))
     return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -24,16 +24,11 @@ SEARCHES = ("exact", "pointers")
 
 @dataclass(frozen=True)
 class Request:
-    """What can be asked of `Book.generate`; see there."""
+    """What can be asked of `Book.generate`, beside the fields of `Sampling`; see there."""
 
+    sampling: Sampling = field(default_factory=Sampling)
     predictor: str | None = None
     max_tokens: int = 64
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
     stop: str | Sequence[str] = ()
     n: int = 1
     beams: int = 1
@@ -53,34 +48,33 @@ class Request:
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop)
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise ConfigError(f"stop: expected strings that are not empty, got {self.stop!r}")
-        if self.beams > 1 and self.temperature:
+        if self.beams > 1 and self.sampling.temperature:
             raise ConfigError("beams: beam search does not sample; use temperature 0, or 1 beam")
-        if self.beams > 1 and self.repetition_penalty != 1.0:
+        if self.beams > 1 and self.sampling.repetition_penalty != 1.0:
             raise ConfigError("beams: beam search takes no repetition_penalty")
         if self.beams > 1 and self.n > self.beams:
             raise ConfigError(
                 f"n: beam search finds at most as many texts as it has beams ({self.beams}), got {self.n}"
             )
-        self.sampling()
-
-    def sampling(self) -> Sampling:
-        return Sampling(**{field.name: getattr(self, field.name) for field in fields(Sampling)})
 
     def order(self, model: OpenBook, allowed: Allowed | None) -> Order:
         name = self.predictor or model.predictor.names[-1]
         model.predictor.check((name,))
         pointers = self.search if isinstance(self.search, Pointers) else Pointers() if self.search != "exact" else None
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        return Order(name, self.sampling(), self.max_tokens, stop, self.draft, allowed, pointers)
+        return Order(name, self.sampling, self.max_tokens, stop, self.draft, allowed, pointers)
 
 
 def request(**options: Any) -> Request:
     """A request from options by name; a name that does not exist is refused with those that do."""
-    known = [field.name for field in fields(Request)]
+    sampling = {each.name for each in fields(Sampling)}
+    own = {each.name for each in fields(Request)} - {"sampling"}
     for name in options:
-        if name not in known:
-            raise ConfigError(f"no option named {name!r}; there are {', '.join(known)}, only, exclude and chat")
-    return Request(**options)
+        if name not in sampling | own:
+            known = ", ".join(sorted(sampling | own))
+            raise ConfigError(f"no option named {name!r}; there are {known}, only, exclude and chat")
+    chosen = Sampling(**{name: value for name, value in options.items() if name in sampling})
+    return Request(chosen, **{name: value for name, value in options.items() if name in own})
 
 
 class Pen:
