@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from gnnlm.book import Book
-from gnnlm.gnn.attend import attend
+from gnnlm.gnn.attend import gathered
+from gnnlm.gnn.layer import Folded, GnnLayer, Sources
+from gnnlm.graph.batch import Graph
 from tests.conftest import TINY, merge
 from tests.write.test_writing import FP32, PROMPT, built
 
@@ -48,16 +51,29 @@ def test_attention_is_over_the_neighbours_in_the_graph(book: Book) -> None:
     assert [n.position for n in seen.neighbours[:3]] == [n.position for n in nearest]
 
 
-def test_attention_is_that_of_the_forward_pass() -> None:
-    """The weighted mean of the sources under the reported attention is what the layer averages."""
-    torch.manual_seed(0)
-    query, bias = torch.randn(4, 2, 6), torch.randn(4, 2, 5)
-    mask = torch.rand(4, 5) < 0.7
-    table, lines = torch.randn(9, 6), torch.randint(9, (4, 5))
-    scores = torch.einsum("nhc,nsc->nhs", query, table[lines]) + bias
-    weights = scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
-    want = torch.einsum("nhs,nsc->nhc", weights, table[lines])
-    torch.testing.assert_close(attend(query, bias, mask, [table], [lines]), want)
+def test_attention_is_that_of_the_forward_pass(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sources averaged under the reported attention are what each layer averages."""
+    own, checked = GnnLayer._inter, []
+
+    def compared(self: GnnLayer, x_BTD: Tensor, sources: Sources, graph: Graph, folded: Folded) -> Tensor:
+        out_BTD = own(self, x_BTD, sources, graph, folded)
+        weights_NHS = self.attention(x_BTD, sources, graph).flatten(0, 1)  # the default preset norms before it
+        if sources.projected:
+            (table,), (lines_NS,) = sources.tables, sources.lines_NS
+            assert isinstance(table, Tensor)
+            values_NSHd = table[lines_NS].float()[..., x_BTD.shape[-1] :].unflatten(-1, (self.options.heads, -1))
+            want_NHd = torch.einsum("nhs,nshd->nhd", weights_NHS, values_NSHd)
+        else:
+            found = [gathered(table, lines) for table, lines in zip(sources.tables, sources.lines_NS, strict=True)]
+            mean_NHC = torch.einsum("nhs,nsc->nhc", weights_NHS, torch.cat(found, dim=-1))
+            want_NHd = torch.einsum("nhc,hdc->nhd", mean_NHC, folded.inter_value_HdC)
+        torch.testing.assert_close(out_BTD, want_NHd.reshape(out_BTD.shape), rtol=1e-3, atol=1e-4)
+        checked.append(len(weights_NHS))
+        return out_BTD
+
+    monkeypatch.setattr(GnnLayer, "_inter", compared)
+    book.attention(PROMPT)
+    assert len(checked) >= 3
 
 
 def test_attention_does_not_depend_on_the_cache(book: Book) -> None:
