@@ -90,13 +90,16 @@ def one_by_one(title: str, cases: Sequence[Any], measure: Callable[[Any], dict[s
     return results
 
 
-def report(title: str, cases: list[dict[str, Any]], as_json: bool, **more: Any) -> None:
-    """One table, and one JSON object."""
+def report(
+    title: str, cases: list[dict[str, Any]], as_json: bool, rows: list[dict[str, Any]] | None = None, **more: Any
+) -> None:
+    """One table, of `rows` where they are not the cases themselves, and one JSON object."""
+    rows = rows or cases
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in cases[0]:
+    for name in rows[0]:
         table.add_column(name, justify="right", overflow="fold")
-    for case in cases:
-        table.add_row(*(shown(value) for value in case.values()))
+    for row in rows:
+        table.add_row(*(shown(value) for value in row.values()))
     console = Console(width=200)
     console.print(machine(), highlight=False)
     console.print(table)

@@ -24,7 +24,7 @@ from common import arguments, open_run, report
 from gnnlm import products
 from gnnlm.book import Book, open_book
 
-TOKENS, PROMPT = 64, 32
+PROMPT = 32
 OUT_OF_DOMAIN = [
     "The old fisherman rowed out before dawn, and the harbour",
     "To make the bread, dissolve the yeast in warm water and",
@@ -67,8 +67,8 @@ class Times:
 class Ways:
     """All ways to write from a batch of prompts."""
 
-    def __init__(self, book: Book) -> None:
-        self.book = book
+    def __init__(self, book: Book, tokens: int) -> None:
+        self.book, self.tokens = book, tokens
         self.lm: Any = book.model.lm
 
     def plain(self, prompts: Sequence[list[int]], times: Times, **options: Any) -> None:
@@ -81,7 +81,7 @@ class Ways:
         try:
             began = time.perf_counter()
             out = self.lm.model.generate(
-                ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, pad_token_id=start, **options
+                ids, attention_mask=mask, max_new_tokens=self.tokens, do_sample=False, pad_token_id=start, **options
             )
             times.seconds.append(time.perf_counter() - began)
         finally:
@@ -92,7 +92,7 @@ class Ways:
 
     def book_way(self, prompts: Sequence[list[int]], times: Times, **options: Any) -> None:
         began = time.perf_counter()
-        written = self.book.generate(prompts, max_tokens=TOKENS, **options)
+        written = self.book.generate(prompts, max_tokens=self.tokens, **options)
         times.seconds.append(time.perf_counter() - began)
         times.tokens.append(sum(len(one.ids) for one in written))
         times.steps += sum(one.steps + 1 for one in written)
@@ -145,6 +145,7 @@ def measure(ways: Ways, prompts: list[list[int]], batch: int, cases: list[dict[s
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--prompts", type=int, default=20, help="prompts for each domain")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to write after each")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--domain", nargs="+", default=["in", "out"])
     parser.add_argument("--predictor", nargs="+", default=["gnn_knn", "base"])
@@ -167,9 +168,11 @@ def main() -> None:
     for domain in given.domain:
         for batch in given.batch:
             print(f"{domain} domain, batch {batch}", flush=True)
-            rows += [{"domain": domain, **row} for row in measure(Ways(book), prompts[domain], batch, cases)]
+            rows += [
+                {"domain": domain, **row} for row in measure(Ways(book, given.tokens), prompts[domain], batch, cases)
+            ]
     report(
-        f"writing {TOKENS} tokens, {len(book.model.index):,} rows in the store, k = "
+        f"writing {given.tokens} tokens, {len(book.model.index):,} rows in the store, k = "
         f"{book.model.predictor.neighbours_needed(('gnn_knn',))}, {book.model.predictor.graph_k} in the graph",
         rows,
         given.json,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
 import torch
 from common import arguments, open_run, report
 
@@ -50,7 +49,7 @@ def measure(
         assert past is not None
         searches += past.searches[0]
     seconds = time.perf_counter() - began
-    ppl = {f"{name}_ppl": float(np.exp(-torch.cat(values).double().mean())) for name, values in scores.items()}
+    ppl = {f"{name}_ppl": float((-torch.cat(values).double().mean()).exp()) for name, values in scores.items()}
     return {
         "rows": "exact" if pointers is None else pointers.rows,
         "drop": None if pointers is None else pointers.drop,

@@ -20,7 +20,7 @@ import torch
 from common import arguments, open_run, report
 
 from gnnlm.datastore.encode import encode_jobs, plan_jobs, round_states
-from gnnlm.datastore.store import Segment
+from gnnlm.datastore.store import Segment, Store
 from gnnlm.predict.predictor import Predictor
 from gnnlm.predict.score import SearchedText
 from gnnlm.retrieval.neighbours import NeighbourTable
@@ -46,9 +46,9 @@ class Scorer:
             self.jobs += plan_jobs(document, np.arange(end - start), self.lm, self.config.lm)
         self.index, self.table = self.parts.index, self.parts.searched("test").table
 
-    def encoded(self, batch: int) -> Segment:
+    def encoded(self, batch: int) -> Store:
         states = round_states(encode_jobs(self.lm, self.jobs, batch, "state").states, self.config.store.dtype)
-        return Segment(torch.from_numpy(states), self.tokens, self.starts)
+        return Store([Segment(torch.from_numpy(states), self.tokens, self.starts)])
 
     @torch.inference_mode()
     def base(self, batch: int) -> None:
@@ -64,7 +64,7 @@ class Scorer:
     def gnn_knn(self, batch: int, k: int) -> None:
         """Base and GNN states, live search, one softmax and one mix."""
         text = self.encoded(batch)
-        found = self.index.search(text.states_PD, self.config.search.k)
+        found = self.index.search(text.states(torch.arange(len(text))), self.config.search.k)
         table = NeighbourTable(found.positions.numpy(), found.similarity.numpy())
         self.score(SearchedText(text, table), "gnn_knn", k)
 

@@ -9,7 +9,7 @@ top-p 0.95). Of every continuation:
 - copied: the share of its tokens that stand in the store in a run of at least 8, and the longest such run;
 - book: the mean share of the book.
 And of the true continuation: how often each predictor's likeliest token is the next one. Intervals are 95%, by
-bootstrap over documents.
+bootstrap over documents; `change` is the difference to the base model's text, paired by document.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def main() -> None:
             top1[name].append(float((full.argmax(1).cpu() == torch.tensor(after)).float().mean()))
     rows = []
     for way, options in WAYS.items():
+        base: dict[str, list[float]] = {}
         for name in book.predictors:
             values: dict[str, list[float]] = {key: [] for key in ("chrf", "repetition", "copied", "longest", "book")}
             for number, (before, after) in enumerate(texts, 1):
@@ -105,24 +106,41 @@ def main() -> None:
                 values["book"].append(written.book)
                 print(f"  {way} {name}: {number} of {len(texts)}", flush=True)
             row: dict[str, Any] = {"way": way, "predictor": name}
-            for key, some in {**values, "top1": top1[name]}.items():
-                mean, low, high = interval(some)
-                row |= {key: mean, f"{key}_low": low, f"{key}_high": high}
+            measured = {**values, "top1": top1[name]}
+            base = base or measured
+            for key, some in measured.items():
+                changes = [here - there for here, there in zip(some, base[key], strict=True)]
+                for label, found in ((key, interval(some)), (f"{key}_change", interval(changes))):
+                    row |= dict(zip((label, f"{label}_low", f"{label}_high"), found, strict=True))
             rows.append(row)
     truth = [copies.of(after) for _, after in texts]
     report(
-        f"continuations of {len(texts)} test documents, {given.tokens} tokens",
-        [{key: value for key, value in row.items() if not key.endswith(("_low", "_high"))} for row in rows],
-        False,
-    )
-    report(
-        "95% intervals",
+        f"continuations of {len(texts)} test documents, {given.tokens} tokens; under a value, its change against base",
         rows,
         given.json,
+        [in_words(row) for row in rows],
         documents=len(texts),
         true_copied=float(np.mean([share for share, _ in truth])),
         true_longest=float(np.mean([longest for _, longest in truth])),
     )
+
+
+def in_words(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with each value and its change against base as one cell, with their 95% intervals."""
+
+    def of(name: str, sign: str = "") -> str:
+        value, low, high = (f"{row[name + end]:{sign}.3g}" for end in ("", "_low", "_high"))
+        return f"{value} ({low} to {high})"
+
+    names = [name for name in row if f"{name}_change" in row]
+    return {
+        "way": row["way"],
+        "predictor": row["predictor"],
+        **{
+            name: of(name) if row["predictor"] == "base" else f"{of(name)}\n{of(f'{name}_change', '+')}"
+            for name in names
+        },
+    }
 
 
 if __name__ == "__main__":

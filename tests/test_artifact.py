@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import gnnlm.artifact.reading as module
-from gnnlm.artifact import Artifact, Draft, differences, require_space, state_of, write_json, writing
-from gnnlm.artifact.place import link_artifact, settle
+from gnnlm.artifact import (
+    Artifact,
+    Draft,
+    Joined,
+    bytes_of,
+    differences,
+    require_space,
+    state_of,
+    write_json,
+    writing,
+)
+from gnnlm.artifact.place import damage, link_artifact, remove_other_parts, settle
 from gnnlm.errors import ArtifactError
 
 
@@ -414,3 +428,180 @@ def test_advice_fits_the_failure(tmp_path: Path) -> None:
         raise PermissionError(13, "Permission denied")
     with pytest.raises(ArtifactError, match="free some space"), writing(tmp_path / "x"):
         raise OSError("24 requested and 8 written")  # as numpy says it
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def build_with_parts(
+    run: Path, numbers: list[int], stop_in: int | None = None, inputs: Any = 1, made: list[int] | None = None
+) -> Artifact:
+    """An artifact with a part for each number, whose rows are that number."""
+
+    def rows_of(number: int, draft: Draft) -> dict[str, Any]:
+        rows = draft.writer("rows.npy", (6,), np.int64)
+        for _ in range(rows.rows, 6, 2):
+            if number == stop_in and rows.rows == 4:
+                raise KeyboardInterrupt
+            rows.append(np.full(2, number))
+            draft.commit()
+            if made is not None:
+                made.append(number)
+        return {"number": number}
+
+    with Draft(run / "store", "encode", {"a": inputs}, rebuild=True) as draft:
+        for place, number in enumerate(numbers):
+            draft.part(f"segments/{place:04d}/states", {"number": number}, partial(rows_of, number))
+        return draft.finish({})
+
+
+def bytes_under(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.suffix == ".npy" else b""
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_parts_are_opened_with_their_artifact(tmp_path: Path) -> None:
+    build_with_parts(tmp_path, [3, 5])
+    opened = Artifact.open(tmp_path / "store")
+    assert [part.array("rows.npy").tolist() for part in opened.parts] == [[3] * 6, [5] * 6]
+    assert [part.facts["number"] for part in opened.parts] == [3, 5]
+    assert state_of(tmp_path / "store", {"a": 1}) == "done"
+    assert bytes_of(tmp_path / "store", "states") == sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file())
+
+
+def test_an_interrupted_part_is_resumed_and_finished_ones_are_kept(tmp_path: Path) -> None:
+    straight = build_with_parts(tmp_path / "a", [3, 5, 7])
+    made: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        build_with_parts(tmp_path / "b", [3, 5, 7], stop_in=5, made=made)
+    assert made == [3, 3, 3, 5, 5]
+    assert state_of(tmp_path / "b" / "store", {"a": 1}) == "half-done"
+    assert not (tmp_path / "b" / "segments" / "0000" / "states").exists()  # it waits for the others
+    assert build_with_parts(tmp_path / "b", [3, 5, 7], made=made).fingerprint == straight.fingerprint
+    assert made == [3, 3, 3, 5, 5, 5, 7, 7, 7]
+    assert bytes_under(tmp_path / "a") == bytes_under(tmp_path / "b")
+
+
+def test_a_replacement_that_is_interrupted_leaves_the_old_artifact_whole(tmp_path: Path) -> None:
+    build_with_parts(tmp_path, [3, 5])
+    reader = Artifact.open(tmp_path / "store")
+    with pytest.raises(KeyboardInterrupt):
+        build_with_parts(tmp_path, [4, 6], stop_in=6, inputs=2)
+    assert [part.array("rows.npy")[0] for part in Artifact.open(tmp_path / "store").parts] == [3, 5]
+    build_with_parts(tmp_path, [4, 6], inputs=2)
+    assert [part.array("rows.npy")[0] for part in Artifact.open(tmp_path / "store").parts] == [4, 6]
+    assert [part.array("rows.npy")[0] for part in reader.parts] == [3, 5]  # the files it opened
+
+
+def test_equal_parts_are_not_made_again(tmp_path: Path) -> None:
+    build_with_parts(tmp_path, [3, 5, 7])
+    made: list[int] = []
+    build_with_parts(tmp_path, [3, 6], inputs=2, made=made)
+    assert set(made) == {6}
+    with pytest.raises(KeyboardInterrupt):
+        build_with_parts(tmp_path, [4, 9], stop_in=9, inputs=3)  # given up
+    build_with_parts(tmp_path, [3, 6], inputs=2)
+    remove_other_parts(tmp_path / "store", "states")
+    assert sorted(str(p.relative_to(tmp_path / "segments")) for p in tmp_path.glob("segments/*/*")) == [
+        "0000/states",
+        "0001/states",
+    ]
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 3])
+def test_a_kill_between_the_moves_is_finished_by_the_next_build(
+    tmp_path: Path, killed_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts first, then the artifact: whatever was moved, the next `settle` moves the rest."""
+    build_with_parts(tmp_path, [3, 5])
+    moves, rename = 0, Path.rename
+
+    def counted(self: Path, target: Path) -> Path:
+        nonlocal moves
+        moves += self.name.endswith(".partial")
+        if moves == killed_at:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", counted)
+    with pytest.raises(KeyboardInterrupt):
+        build_with_parts(tmp_path, [4, 6], inputs=2)
+    monkeypatch.undo()
+    settle(tmp_path / "store")
+    opened = Artifact.open(tmp_path / "store")
+    assert [part.array("rows.npy")[0] for part in opened.parts] == [4, 6]
+    assert state_of(tmp_path / "store", {"a": 2}) == "done"
+
+
+def test_damage_in_a_part_is_found(tmp_path: Path) -> None:
+    build_with_parts(tmp_path, [3, 5])
+    part = tmp_path / "segments" / "0001" / "states"
+    file = part / "rows.npy"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + b"!")
+    opened = Artifact.open(tmp_path / "store")  # measured, not read
+    opened.parts[0].verify()
+    mend = rf"rebuild it: gnnlm run {tmp_path} --rebuild"
+    with pytest.raises(ArtifactError, match=rf"rows\.npy was edited after it was made .*{mend}"):
+        opened.parts[1].array("rows.npy")
+    with pytest.raises(ArtifactError, match="was edited"):
+        opened.verify()
+    build_with_parts(tmp_path, [3, 5])
+    assert file.read_bytes() == whole
+    file.write_bytes(whole[:-1])
+    with pytest.raises(ArtifactError, match=r"has \d+ bytes, but its manifest says"):
+        Artifact.open(tmp_path / "store")
+    assert state_of(tmp_path / "store", {"a": 1}) == "damaged"
+    shutil.rmtree(part)
+    assert state_of(tmp_path / "store", {"a": 1}) == "damaged"
+    shutil.copytree(tmp_path / "segments" / "0000" / "states", part)
+    assert "is not the part that" in damage(tmp_path / "store")
+    with pytest.raises(ArtifactError, match="is not the part that"):
+        Artifact.open(tmp_path / "store")
+
+
+def test_too_many_open_files_are_told(tmp_path: Path) -> None:
+    build_with_parts(tmp_path, list(range(20)))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(name) for name in os.listdir("/dev/fd")}
+    free = [number for number in range(max(used) + 10) if number not in used]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[8], limits[1]))  # the limit is on the number, not on the count
+    try:
+        with pytest.raises(ArtifactError, match=r"no more open files; allow more .* or build the run with larger seg"):
+            Artifact.open(tmp_path / "store")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_parts_are_linked_with_their_artifact(tmp_path: Path) -> None:
+    build_with_parts(tmp_path / "a", [3, 5])
+    link_artifact(tmp_path / "a" / "store", tmp_path / "b" / "store")
+    assert bytes_under(tmp_path / "a") == bytes_under(tmp_path / "b")
+    assert len(Artifact.open(tmp_path / "b" / "store").parts) == 2
+
+
+def test_what_is_not_ours_among_the_parts_stays(tmp_path: Path) -> None:
+    build_with_parts(tmp_path, [3])
+    mine = tmp_path / "segments" / "0007" / "states" / "thesis.tex"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("years of work")
+    remove_other_parts(tmp_path / "store", "states")
+    assert mine.read_text() == "years of work"
+
+
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=5), data=st.data())
+def test_joined_arrays_read_as_one(lengths: list[int], data: st.DataObject) -> None:
+    whole = np.arange(2 * sum(lengths)).reshape(-1, 2)
+    ends = np.cumsum(lengths)
+    both = Joined([whole[end - length : end] for end, length in zip(ends, lengths, strict=True)])
+    assert both.shape == whole.shape
+    assert np.array_equal(np.asarray(both), whole)
+    first, last = data.draw(st.integers(-7, 20)), data.draw(st.integers(-7, 20))
+    assert np.array_equal(both[first:last], whole[first:last])
+    if len(whole):
+        rows = np.array(data.draw(st.lists(st.integers(-len(whole), len(whole) - 1), max_size=6)), dtype=np.int64)
+        assert np.array_equal(both[rows], whole[rows])
+        assert both[int(whole[-1, 0]) // 2].tolist() == whole[-1].tolist()

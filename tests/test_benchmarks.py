@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gnnlm.config import load_config
 from gnnlm.run import Run
+from tests.cli import Process, finished
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
 def last_line(script: str, *arguments: str) -> dict[str, Any]:
-    command = [sys.executable, str(FOLDER / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    done = finished(Process(FOLDER / script, *arguments))
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
@@ -53,6 +51,18 @@ def test_training(tiny_run: Run) -> None:
     assert result["unique_ratio"] >= 1
 
 
+def test_defaults(tiny_run: Run, tmp_path: Path) -> None:
+    asked = ["--steps", "3", "--change", "as it is", "--change", "gnn.dropout 0", "--json"]
+    asked = ["--run", str(tiny_run.root), "--forks", str(tmp_path / "forks"), *asked]
+    result = last_line("defaults.py", *asked)
+    assert [case["change"] for case in result["cases"]] == ["as it is", "gnn.dropout 0"]
+    assert all(-100 < case[tiny_run.root.name] < 1000 for case in result["cases"])
+    made = load_config(tmp_path / "forks" / tiny_run.root.name / "gnn.dropout-0-3")
+    assert made.gnn.dropout == 0.0
+    assert [phase.steps for phase in made.train.curriculum] == [3]
+    assert last_line("defaults.py", *asked)["cases"] == result["cases"]
+
+
 def test_the_network_and_its_peers_agree(tiny_run: Run) -> None:
     pytest.importorskip("torch_geometric", reason="an extra: pip install -c constraints.txt -e '.[bench]'")
     given = ("--run", str(tiny_run.root), "--k", "4", "--d", "32", "--heads", "2", "--json")
@@ -62,8 +72,17 @@ def test_the_network_and_its_peers_agree(tiny_run: Run) -> None:
     assert all(case[name] > 0 for name in fields)
 
 
+def test_serving(tiny_run: Run) -> None:
+    given = ("--run", str(tiny_run.root), "--streams", "4", "--seconds", "1", "--tokens", "8", "--json")
+    result = last_line("serving.py", *given)
+    assert [case["case"] for case in result["cases"][:2]] == ["1 at once", "4 at once"]
+    assert all(case["tokens_per_second"] > 0 for case in result["cases"][:2])
+    assert result["server_errors"] == {}
+    assert result["alive"]
+
+
 def test_generation(tiny_run: Run) -> None:
-    given = ("--run", str(tiny_run.root), "--prompts", "2", "--batch", "1", "2", "--json")
+    given = ("--run", str(tiny_run.root), "--prompts", "2", "--tokens", "16", "--batch", "1", "2", "--json")
     result = last_line("generation.py", *given)
     cases = result["cases"]
     assert {(case["domain"], case["batch"]) for case in cases} == {("in", 1), ("in", 2), ("out", 1), ("out", 2)}
@@ -72,3 +91,16 @@ def test_generation(tiny_run: Run) -> None:
     assert exact
     assert all(case["searches_saved"] == 0 for case in exact)
     assert all(case["prompt_lookup_ratio"] > 0 for case in cases if case["batch"] == 1)
+
+
+def test_scaling(write_config: Any) -> None:
+    """More nodes never search more slowly, and each holds less; sending and merging is counted."""
+    config = write_config(index={"kind": "ivf"})
+    result = last_line("scaling.py", "--config", str(config), "--cores", "8", "--json")
+    for size in ("100M", "768M", "10B"):
+        found = [case for case in result["search"] if case["size"] == size]
+        assert [case["nodes"] for case in found] == [1, 4, 16, 64]
+        assert [case["merging"] > 0 for case in found] == [False, True, True, True]
+        held = [case["index_bytes"] for case in found]
+        assert held == sorted(held, reverse=True)
+        assert all(case["queries_per_second"] > 0 and case["seconds"] > 0 for case in found)

@@ -20,6 +20,7 @@ from gnnlm.predict.score import score_text
 from gnnlm.run import Run
 from gnnlm.run.stages import STAGES
 from tests.cli import gnnlm as command
+from tests.cli import gnnlm_cold
 from tests.conftest import WriteConfig
 
 FROZEN = [name for name in STAGES if name not in ("lm", "passages")]  # a model used as it came, no comparison
@@ -163,7 +164,7 @@ def test_command_line(write_config: WriteConfig, tmp_path: Path) -> None:
     assert {name: entry["state"] for name, entry in shown.items()} == {
         name: "done" if name in ("corpus", "encode", "index", "search") else "missing" for name in FROZEN
     }
-    first = command("run", config, "--json")
+    first = gnnlm_cold("run", config, "--json")
     report: dict[str, Any] = json.loads(first.stdout.splitlines()[-1])
     assert {"rows", "test_tokens", "store_tokens"} <= report.keys()
     assert "+GNN+kNN" in first.stdout

@@ -64,5 +64,6 @@ def test_log_probs_are_what_they_were(case: str, tiny_lm_dir: Path, text_dir: Pa
         golden[case] = {name: [round(value, 6) for value in values] for name, values in found.items()}
         FILE.write_text(json.dumps(golden, indent=1, sort_keys=True) + "\n")
     expected = json.loads(FILE.read_text())[case]
+    near = 2e-2 if "pq" in case else 2e-4  # FAISS learns slightly other codes with other vector instructions
     for name, log_probs in found.items():
-        np.testing.assert_allclose(log_probs, expected[name], atol=2e-4, rtol=2e-4, err_msg=name)
+        np.testing.assert_allclose(log_probs, expected[name], atol=near, rtol=near, err_msg=name)

@@ -7,6 +7,7 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from gnnlm.config.save import HEADER
 from gnnlm.errors import ArtifactError, GnnlmError
 from gnnlm.run import Run
 from gnnlm.run import run as run_module
-from tests.cli import COMMAND, error_line, gnnlm
+from tests.cli import error_line, gnnlm
 from tests.conftest import TINY, WriteConfig, merge, write_texts
 
 
@@ -306,7 +307,7 @@ def test_a_reader_keeps_its_run_while_another_replaces_it(tiny_run: Run, tmp_pat
     config = changed(load_config(root), "corpus", source=str(texts))
     Run(config).build_all(rebuild=True)
     assert list(reader.parts.streams["train"].documents) == list(tiny_run.parts.streams["train"].documents)
-    assert (reader.parts.segments["train"].tokens_P == tiny_run.parts.segments["train"].tokens_P).all()
+    assert (reader.parts.store.segments[0].tokens_P == tiny_run.parts.store.segments[0].tokens_P).all()
     assert reader.artifact("tune").facts == tiny_run.artifact("tune").facts
     now = Run(load_config(root), reading=True)
     now.open_all()
@@ -408,7 +409,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_ctrl_c_while_importing(write_config: WriteConfig, program: str, module: str) -> None:
     script = INTERRUPTED_AT + PROGRAMS[program]
-    command = [COMMAND[0], "-c", script, module, "status", str(write_config())]
+    command = [sys.executable, "-c", script, module, "status", str(write_config())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 130, done.stderr
     assert done.stderr.startswith("error: interrupted; finished work is kept")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 import gnnlm as package
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.run import Run
-from tests.cli import COMMAND, error_line, gnnlm
+from tests.cli import Process, error_line, finished, gnnlm
 
 
 @pytest.fixture
@@ -43,8 +42,8 @@ def test_score(tiny_run: Run, text: Path) -> None:
 
 
 def test_score_of_standard_input_with_filters(tiny_run: Run, text: Path) -> None:
-    command = [*COMMAND, "score", str(tiny_run.root), "-", "--json", "--predictor", "knn", "--only", "doc0*"]
-    done = subprocess.run(command, input=text.read_bytes(), capture_output=True, timeout=200, check=True)
+    flags = ("--json", "--predictor", "knn", "--only", "doc0*")
+    done = finished(Process("gnnlm", "score", tiny_run.root, "-", *flags, given=text.read_text()))
     last = json.loads(done.stdout.splitlines()[-1])
     assert set(last["perplexity"]) == {"knn"}
     want = package.open(tiny_run.root).score(text.read_text(), predictors=["knn"], only="doc0*")
@@ -104,18 +103,8 @@ def test_generate_refuses_bad_values_before_loading(tiny_run: Run) -> None:
 
 
 def test_ctrl_c_keeps_what_was_written(tiny_run: Run) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "generate", str(tiny_run.root), "ban dor ", "--max-tokens", "1000000", "--no-draft"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-    )
-    assert process.stdout is not None
-    seen = b""
-    while len(seen) < 40:  # past the prompt: it is writing
-        seen += process.stdout.read(40)
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert b"(interrupted)" in rest
-    assert b"Traceback" not in errors
+    flags = ("--max-tokens", "1000000", "--no-draft")
+    with Process("gnnlm", "generate", tiny_run.root, "ban dor ", *flags) as process:
+        process.wait_until(lambda: len(process.output) >= 40)  # past the prompt: it is writing
+        process.send_signal(signal.SIGINT)
+        assert "(interrupted)" in finished(process).stdout

@@ -72,16 +72,25 @@ class Next:
 class Attention:
     """The neighbours that the graph network saw, and its attention over them, [layers, heads, neighbours, slots].
 
-    The slots are those of a neighbour's window that edges lead from. Each head's attention sums to one.
+    The slots are those of a neighbour's window that edges lead from. `context` has its attention over the last tokens
+    of the text, [layers, heads, tokens], whose ids are `context_ids`; the first is the start token where a text is
+    short. Each head's attention over neighbours sums to one, and so does that over the context.
     """
 
     neighbours: list[Neighbour]
     weights: Floats
+    context_ids: list[int]
+    context: Floats
 
     def by_neighbour(self) -> Floats:
         """The mean attention on each neighbour, [layers, neighbours]: over heads, summed over the slots."""
         summed: Floats = self.weights.mean(1).sum(-1)[:, : len(self.neighbours)]
         return summed
+
+    def by_context(self) -> Floats:
+        """The mean attention on each of the last tokens, [layers, tokens], over heads."""
+        mean: Floats = self.context.mean(1)
+        return mean
 
 
 @dataclass(frozen=True)
@@ -90,3 +99,12 @@ class StoredDocument:
 
     name: str
     tokens: int
+
+
+@dataclass(frozen=True)
+class DocumentText:
+    """A document of the store: its text, and the character at which each token begins, then where the last one ends."""
+
+    name: str
+    text: str
+    offsets: list[int]

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnlm.answers import Attention, Floats, Neighbour, Next, Scores, StoredDocument
+from gnnlm.answers import Attention, DocumentText, Floats, Neighbour, Next, Scores, StoredDocument
 from gnnlm.config import load_config
 from gnnlm.datastore.filter import Names, open_documents
-from gnnlm.errors import ConfigError
+from gnnlm.engine import HERE, Engine
+from gnnlm.errors import ConfigError, CorpusError
+from gnnlm.gnn.model import Watched
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past, Reading
 from gnnlm.predict.texts import Job, Text, batches, tokenized
 from gnnlm.progress import warn
@@ -47,6 +49,17 @@ class Book:
         sizes = (self.model.store.document_starts.diff() - 1).tolist()
         return [StoredDocument(name, size) for name, size in zip(self.model.store.names, sizes, strict=True)]
 
+    def document(self, name: str) -> DocumentText:
+        """The whole text of a document of the store."""
+        if name not in self._numbers:
+            raise CorpusError(f"no document of the store is named {name!r}; book.documents lists the names")
+        text, offsets = self.model.store.document(self._numbers[name])
+        return DocumentText(name, text, offsets)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.model.store.names)}
+
     # -- scoring -------------------------------------------------------------------------------------------
 
     @overload
@@ -69,13 +82,14 @@ class Book:
     ) -> Scores | list[Scores]:
         """The log-probability of every token, by predictor, of one text or many.
 
-        A pair (context, continuation) scores the continuation as it follows the context. `only` and `exclude` name the
-        documents of the store (or globs of names) that may or may not be looked up.
+        A pair (context, continuation) scores the continuation as it follows the context; each is a text or a list of
+        token ids. `only` and `exclude` name the documents of the store (or globs of names) that may or may not be
+        looked up.
         """
         several = texts if isinstance(texts, list) else [texts]
         wanted = self._wanted(predictors)
         jobs = [Job.make(self.model, text, number) for number, text in enumerate(several)]
-        allowed = self._allowed(only, exclude)
+        allowed = self.allowed(only, exclude)
         done: dict[int, Scores] = {}
         for batch in batches(jobs):
             for job, scores in zip(batch, self._score(batch, wanted, allowed), strict=True):
@@ -125,7 +139,7 @@ class Book:
         """For every token of the text, the k store positions that are retrieved to predict it, nearest first."""
         if k < 1:
             raise ConfigError(f"neighbors: k must be at least 1 (got {k})")
-        job, allowed = Job.make(self.model, text, 0), self._allowed(only, exclude)
+        job, allowed = Job.make(self.model, text, 0), self.allowed(only, exclude)
         lines: list[list[Neighbour]] = []
         past: Past | None = None
         for start in range(0, len(job.ids), BLOCK):
@@ -145,16 +159,16 @@ class Book:
     @torch.inference_mode()
     def next(
         self,
-        text: str,
+        text: str | Sequence[int],
         *,
         predictors: Iterable[str] | None = None,
         top: int = 10,
         only: Names = None,
         exclude: Names = None,
     ) -> Next:
-        """The distribution of the token that follows a text (which may be empty), by predictor."""
-        wanted, allowed = self._wanted(predictors), self._allowed(only, exclude)
-        ids = tokenized(self.model, text)[0]
+        """The distribution of the token that follows a text or token ids (either may be empty), by predictor."""
+        wanted, allowed = self._wanted(predictors), self.allowed(only, exclude)
+        ids = self._prompt(text, chat=False)
         prediction, past = self.model.read([ids[:BLOCK]], None, wanted, allowed)
         for start in range(BLOCK, len(ids), BLOCK):
             prediction, past = self.model.read([ids[start : start + BLOCK]], past, wanted, allowed)
@@ -171,7 +185,8 @@ class Book:
     # -- writing -------------------------------------------------------------------------------------------
 
     @cached_property
-    def _pen(self) -> Pen:
+    def pen(self) -> Pen:
+        """Writes with this book."""
         return Pen(self.model)
 
     @overload
@@ -211,14 +226,14 @@ class Book:
         if not several:
             raise ConfigError("generate expects at least one prompt")
         ids = [self._prompt(one, chat) for one in several]
-        found = self._pen.generate(asked, ids, self._allowed(only, exclude))
+        found = self.pen.generate(asked, ids, self.allowed(only, exclude))
         return found[0] if isinstance(prompt, str) and asked.n == 1 else found
 
     def stream(
         self, prompt: str, *, only: Names = None, exclude: Names = None, chat: bool = False, **options: Any
     ) -> Stream:
         """Write one text and give it out as it comes; see `generate`."""
-        return self._pen.stream(request(**options), self._prompt(prompt, chat), self._allowed(only, exclude))
+        return self.pen.stream(request(**options), self._prompt(prompt, chat), self.allowed(only, exclude))
 
     # -- explaining ----------------------------------------------------------------------------------------
 
@@ -255,19 +270,23 @@ class Book:
         return [self.model.store.names[number] for number in order if counts[number] > 0]
 
     @torch.inference_mode()
-    def attention(self, text: str, *, only: Names = None, exclude: Names = None) -> Attention:
-        """Where the graph network looks to predict the token after a text. It is not a cause: see `influence`."""
+    def attention(self, text: str | Sequence[int], *, only: Names = None, exclude: Names = None) -> Attention:
+        """Where the graph network looks to predict the token after a text or token ids. It is no cause: `influence`."""
         self.model.predictor.check(("gnn",))
-        allowed, ids = self._allowed(only, exclude), tokenized(self.model, text)[0]
+        allowed, ids = self.allowed(only, exclude), self._prompt(text, chat=False)
         past: Past | None = None
         for start in range(0, max(0, len(ids) - 1), BLOCK):
             _, past = self.model.read([ids[start : min(start + BLOCK, len(ids) - 1)]], past, ("gnn",), allowed)
-        seen: list[Tensor] = []
+        seen: list[Watched] = []
         prediction, _ = self.model.read([ids[-1:]], past, ("gnn",), allowed, watch=seen)
         neighbours = prediction.neighbours[0, -1].nearest(self.model.predictor.graph_k)
-        weights_LHKS = torch.stack([layer[0, -1].unflatten(-1, (neighbours.k, -1)) for layer in seen]).cpu()
+        weights = [layer.inter_BTHS[0, -1].unflatten(-1, (neighbours.k, -1)) for layer in seen]
+        assert self.model.predictor.gnn is not None
+        nodes = [self.model.lm.start_token, *ids][-self.model.predictor.gnn.options.context :]
+        context = [layer.intra_BTHS[0, -1, :, -len(nodes) :] for layer in seen]
         (lines,) = _each(neighbours[None])
-        return Attention([self._neighbour(row, score, 8, 8) for row, score in lines], weights_LHKS.numpy())
+        found = [self._neighbour(row, score, 8, 8) for row, score in lines]
+        return Attention(found, torch.stack(weights).cpu().numpy(), nodes, torch.stack(context).cpu().numpy())
 
     def _prompt(self, prompt: str | Sequence[int], chat: bool) -> list[int]:
         """The token ids of a prompt."""
@@ -292,7 +311,7 @@ class Book:
             raise ConfigError(f"name at least one predictor; this run has {', '.join(self.predictors)}")
         return wanted
 
-    def _allowed(self, only: Names, exclude: Names) -> Allowed | None:
+    def allowed(self, only: Names, exclude: Names) -> Allowed | None:
         """The positions that may be looked up; None for all."""
         if only is None and exclude is None:
             return None
@@ -311,10 +330,15 @@ def _each(neighbours: Neighbours) -> Iterator[Sequence[tuple[int, float]]]:
         yield [(row, score) for row, score in zip(positions, similarity, strict=True) if row >= 0]
 
 
-def open_book(path: str | Path) -> Book:
-    """Open a finished run directory."""
-    run = Run(load_config(Path(path)), reading=True)
+def open_book(path: str | Path, engine: Engine = HERE) -> Book:
+    """Open a finished run directory; `engine` (see `gnnlm.engine.using`) may hold its segments on a cluster."""
+    return book_of(Run(load_config(Path(path)), reading=True), engine)
+
+
+def book_of(run: Run, engine: Engine = HERE) -> Book:
+    """The book of a run."""
     run.open_all()  # refuses an unfinished or stale run before anything is loaded
+    run.use(engine)
     config, parts = run.config, run.parts
     reading = Reading(config.lm.window, config.lm.context, config.store.key, config.store.dtype)
     return Book(OpenBook(parts.lm, parts.store, parts.index, parts.predictor, reading), str(run.root))

@@ -25,5 +25,9 @@ class ArtifactError(GnnlmError):
     """An artifact that is missing, stale, damaged or does not fit on the disk."""
 
 
+class EngineError(GnnlmError):
+    """A cluster that cannot be reached, or whose nodes cannot do the work."""
+
+
 class TrainingError(GnnlmError):
     """Training that cannot continue."""

@@ -23,13 +23,35 @@ LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 _log: TextIO | None = None  # the log of the run that is being built
 
 
+_kept: list[str] | None = None  # messages that are kept instead of shown
+
+
 def say(message: str) -> None:
+    if _kept is not None:
+        _kept.append(message)
+        return
     console.print(message, markup=False, soft_wrap=True)
     _record(message)
 
 
+def be_silent() -> None:
+    """Print nothing from now on: another process speaks."""
+    console.quiet = True
+
+
 def warn(message: str) -> None:
     say(f"warning: {message}")
+
+
+@contextmanager
+def kept_messages() -> Iterator[list[str]]:
+    """Keep what is said instead of showing it: a worker sends it to where everything is shown."""
+    global _kept
+    before, _kept = _kept, []
+    try:
+        yield _kept
+    finally:
+        _kept = before
 
 
 @contextmanager
@@ -62,6 +84,15 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed or 0:,.0f} {task.fields['unit']}/s")
 
 
+def numbered(label: str, number: int, count: int) -> str:
+    """The label of one of several pieces of work, counted from 0.
+
+    >>> numbered("codec", 1, 3), numbered("codec", 0, 1)
+    ('codec, segment 2 of 3', 'codec')
+    """
+    return label if count == 1 else f"{label}, segment {number + 1} of {count}"
+
+
 class Track:
     """Shows the progress of work that takes long.
 
@@ -76,7 +107,7 @@ class Track:
         self._note = ""
         self._paused = 0.0
         self._live: Progress | None = None
-        if console.is_terminal:
+        if console.is_terminal and _kept is None:
             self._live = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -106,7 +137,7 @@ class Track:
         left = clock((self.total - self.done) / self.rate + self.later) if self.rate else "-"
         if self._live:
             self._live.update(self._task, completed=self.done, total=self.total, left=left, note=self._note)
-        elif now - self._last >= LINE_EVERY:
+        elif now - self._last >= LINE_EVERY and _kept is None:  # where all is shown, the whole of it is tracked
             self._last = now
             say(f"{self.label}: {self.done:,}/{self.total:,} {self.rate:,.0f} {self.unit}/s "
                 f"ETA {left} {self._note}".rstrip())  # fmt: skip

@@ -73,7 +73,7 @@ def test_a_folder_of_odd_files(write_config: WriteConfig, tmp_path: Path) -> Non
     done = gnnlm("corpus", write_config(corpus={"source": str(texts), "skip_unreadable": True}))
     assert "damaged.txt.gz is not a whole gzip file" in done.stderr
     assert "1 file of other kinds (1 .png) and 1 special file" in done.stderr
-    made = "".join(file.read_text() for file in sorted((tmp_path / "run" / "corpus").glob("*.jsonl")))
+    made = "".join(file.read_text() for file in sorted((tmp_path / "run").rglob("*.jsonl")))
     assert '"name": "n\\\\xff.txt"' in made
     assert '"text": "bar ban kito lur\\n"' in made
     gnnlm("corpus", config, "--set", "corpus.skip_unreadable=true")  # done already: the fingerprint is stable

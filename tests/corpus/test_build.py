@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CorpusConfig
-from gnnlm.corpus.build import build_corpus, split_documents
+from gnnlm.corpus.build import build_corpus, even_length, split_documents
 from gnnlm.corpus.overlap import Overlap, Seen, paragraphs
 from gnnlm.corpus.sources import Document
 from gnnlm.corpus.stream import END, Stream
@@ -69,6 +69,40 @@ def test_split_is_by_document_and_stable() -> None:
     assert sorted(d.name for docs in split.values() for d in docs) == sorted(d.name for d in documents)
     with pytest.raises(CorpusError, match="2 document"):
         split_documents(documents[:2], config, seed=0)
+
+
+def write_lengths(folder: Path, lengths: list[int]) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number, length in enumerate(lengths):
+        (folder / f"{number:03d}.txt").write_text("".join(rng.choice(list("abcdefgh"), length)))
+    return folder
+
+
+def test_documents_share_a_limit(tmp_path: Path) -> None:
+    """No long document fills a split alone: the first documents of it are cut to one length."""
+    lengths = [10, 50, 1000, 1000, 40]
+    held = str(write_lengths(tmp_path / "held", lengths))
+    train = str(write_lengths(tmp_path / "train", [300] * 3))
+    config = {"source": None, "train": train, "valid": held, "test": held, "overlap": "skip", "max_test_tokens": 200}
+    made = build(tmp_path / "run", **config)
+    assert np.diff(Stream(made, "test").starts).tolist() == [11, 51, 51, 51, 41]
+    assert made.facts["test"]["cut_to"] == 50
+    assert "cut_to" not in made.facts["valid"]
+    assert Stream(made, "valid").token_count == sum(lengths)
+    whole = build(tmp_path / "whole", **config, min_documents=1)
+    assert np.diff(Stream(whole, "test").starts).tolist() == [11, 51, 141]
+    assert "cut_to" not in whole.facts["test"]
+    pair = build(tmp_path / "pair", **config, min_documents=2)  # the first two fit, and the third is cut
+    assert np.diff(Stream(pair, "test").starts).tolist() == [11, 51, 141]
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), limit=st.integers(1, 200))
+def test_even_length_is_the_least_that_fills_the_limit(lengths: list[int], limit: int) -> None:
+    limit = min(limit, sum(lengths))
+    length = even_length(lengths, limit)
+    assert sum(min(n, length) for n in lengths) >= limit
+    assert sum(min(n, length - 1) for n in lengths) < limit
 
 
 def test_paragraph_goes_when_half_of_its_ngrams_are_known() -> None:

@@ -26,7 +26,7 @@ from gnnlm.run import Run
 def valid_tokens(run: Run) -> tuple[Any, ...]:
     """The searched valid split, its targets, their base log-probabilities, and their neighbours' tokens."""
     text, store = run.parts.searched("valid"), run.parts.store
-    lines = torch.nonzero(text.text.tokens_P >= 0)[:, 0]
+    lines = text.text.token_positions()
     targets, found = text.text.tokens(lines), text.table.at(lines)
     base = run.parts.head.target_log_probs(text.text.states(lines), targets).double()
     return text, store, targets, base, store.tokens(found.positions.clamp(min=0)), found.similarity

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
-from gnnlm.evaluate.examples import Examples, find_examples, is_clear_gain, render_choice, render_example
+from gnnlm.evaluate.examples import Example, Examples, find_examples, is_clear_gain, render_choice, render_example
 from gnnlm.run import Run
 
 
@@ -25,12 +27,13 @@ def test_drawn_at_random_among_clear_gains(tiny_run: Run) -> None:
     assert 0 < found.gains < found.words <= tokens
     assert found.losses == 0
     for example in found.drawn:
-        before, after = (float(p) for p in example.query[1].removeprefix("p ").split(" -> "))
+        before, after = example.probabilities.values()
         assert is_clear_gain(np.log(before), np.log(after))
-        assert "Input: " in render_example(example).plain
-    assert len({example.query[0].document for example in found.drawn}) == 2
+        assert f"p {before:.3f} -> {after:.3f}" in render_example(example).plain
+        assert Example.of(json.loads(json.dumps(example.as_dict()))) == example
+    assert len({example.query.document for example in found.drawn}) == 2
     assert drawn_from(tiny_run, base, best, seed=0) == found
-    many = {drawn_from(tiny_run, base, best, seed=seed, count=1).drawn[0].query[0] for seed in range(12)}
+    many = {drawn_from(tiny_run, base, best, seed=seed, count=1).drawn[0].query for seed in range(12)}
     assert len(many) > 6  # the seed decides, not the size of the gain
     assert f"at random among {found.gains:,} clear gains" in render_choice(found)
     turned = drawn_from(tiny_run, best, base, seed=0)

@@ -26,10 +26,10 @@ from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.retrieval.passages import PassageIndex
 from gnnlm.run import Run
-from gnnlm.run.plan import amounts, describe, plan
+from gnnlm.run.sizes import amounts, describe
 from tests.cli import error_line, gnnlm
 from tests.reference.bm25 import bm25_score
-from tests.test_plan import HERE
+from tests.test_plan import HERE, by_size, planned
 
 ASKED = {
     "enabled": True,
@@ -337,11 +337,11 @@ def test_what_is_refused(tiny_run: Run, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_plan_counts_the_reading(compared: Run, tiny_run: Run) -> None:
-    needs = plan(compared.config, describe(compared), amounts(compared), HERE)
+    needs = planned(compared, HERE)
     assert list(needs) == [name for name in compared.stages if name != "codec"]
     made = sum(file.stat().st_size for file in compared.path("passages").iterdir())
     assert needs["passages"].disk == pytest.approx(made, rel=0.2)
     fewer = with_passages(compared.config, compared.root, tokens=450)
-    faster = plan(fewer, describe(compared), amounts(compared), HERE)
+    faster = by_size(fewer, describe(compared), amounts(compared), HERE)
     assert faster["passages"].seconds < 0.7 * needs["passages"].seconds
-    assert "passages" not in plan(tiny_run.config, describe(tiny_run), amounts(tiny_run), HERE)
+    assert "passages" not in planned(tiny_run, HERE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from gnnlm.lm.adaptive import AdaptiveOptions
 from gnnlm.lm.load import load_lm
 from gnnlm.lm.native import NativeLM, make_model
 from gnnlm.lm.protocol import BaseLM
-from tests.cli import COMMAND, error_line
+from tests.cli import Process, error_line, finished
 from tests.conftest import WriteConfig, make_tokenizer, save_tiny_lm
 
 ADVICE = ("`", "report", "trust_remote_code", "weights_only", "from_pretrained(pre", "https://", "Traceback")
@@ -178,8 +177,7 @@ def test_code_in_a_model_directory_never_runs(
         settings |= {"tokenizer_class": "Custom", "auto_map": {"AutoTokenizer": [None, "custom.A"]}}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = write_config(lm={"model": str(folder)})
-    done = subprocess.run([*COMMAND, "run", str(config)], input="y\n" * 9, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1
+    done = finished(Process("gnnlm", "run", config, given="y\n" * 9), code=1)
     assert not marker.exists()
     lines = done.stderr.splitlines()
     assert "Python code from its own files, which is never run here" in lines[-1]

@@ -181,6 +181,23 @@ def test_every_crop(name: str) -> None:
         assert cropped.lengths == (len(left) + 1,)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_join(name: str) -> None:
+    """Texts that were read apart, to different lengths, are read on together; for every model, also a recurrent one."""
+    lm, counts = make_lm(name), (3, 0, 20, 11)
+    reader = Reader(lm, window=16, context=5)
+    texts = [some_tokens(count + 9, seed) for seed, count in enumerate(counts)]
+    first, *others = [reader.read([text[:count]])[1] for text, count in zip(texts, counts, strict=True)]
+    past = first.join([others[0].join(others[1:])])
+    assert past.lengths == counts
+    for _ in range(3):
+        before = past.lengths
+        parts = [text[length : length + 3] for text, length in zip(texts, before, strict=True)]
+        read, past = reader.read(parts, past)
+        whole = [text[: length + 3] for text, length in zip(texts, before, strict=True)]
+        check(lm, read, whole, [length + 1 for length in before], (16, 5))
+
+
 @given(data=st.data())
 @settings(max_examples=15)
 @pytest.mark.parametrize("name", MODELS)

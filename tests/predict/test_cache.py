@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Draft
+from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CacheConfig, GnnConfig
 from gnnlm.datastore.quantize import CodedTable
 from gnnlm.datastore.store import Segment, Store
+from gnnlm.datastore.tables import JoinedTable
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.batch import Context, Graph
@@ -63,9 +64,14 @@ def scored(model: GnnModel, data: Source, cache: WindowCache | None) -> Tensor:
         return model(data.graph(states=cache is None), cache=cache)[0]
 
 
+def build(draft: Draft, model: GnnModel, data: Source, config: CacheConfig) -> Artifact:
+    made_from = [{"segment": number} for number in range(len(data.graphs.store.segments))]
+    return build_cache(draft, model, data.graphs, data.trial, config, 0, "cpu", made_from)
+
+
 def built(tmp_path: Path, model: GnnModel, data: Source, **config: Any) -> WindowCache | None:
     with Draft(tmp_path / "cache", "cache", {}) as draft:
-        artifact = build_cache(draft, model, data.graphs, data.trial, CacheConfig(**config), seed=0, device="cpu")
+        artifact = build(draft, model, data, CacheConfig(**config))
     return open_cache(artifact, model, data.graphs.store, "cpu")
 
 
@@ -143,11 +149,11 @@ def test_resumed_tables_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.M
     model, data = make_model(CASES["paper"]).float(), source()
     config = CacheConfig(form="projected")
 
-    def build(folder: Path) -> Any:
+    def made_in(folder: Path) -> Any:
         with Draft(folder / "cache", "cache", {}) as draft:
-            return build_cache(draft, model, data.graphs, data.trial, config, seed=0, device="cpu")
+            return build(draft, model, data, config)
 
-    whole = build(tmp_path / "whole")
+    whole = made_in(tmp_path / "whole")
     made, calls = module._rows_of, 0
 
     def interrupted(*args: Any) -> Any:
@@ -159,12 +165,30 @@ def test_resumed_tables_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(module, "_rows_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "twice")
+        made_in(tmp_path / "twice")
     monkeypatch.setattr(module, "_rows_of", made)
-    resumed = build(tmp_path / "twice")
-    assert {n: f["sha256"] for n, f in resumed.manifest["files"].items()} == {
-        n: f["sha256"] for n, f in whole.manifest["files"].items()
-    }
+    resumed = made_in(tmp_path / "twice")
+    assert resumed.fingerprint == whole.fingerprint  # of every byte of its parts
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"form": "states"}, {"form": "projected", "dtype": "fp32"}, {"form": "states", "dtype": "pq", "bytes": 4}],
+)
+@pytest.mark.parametrize("name", ["paper", "default"])
+def test_segments_are_read_as_one(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
+    model, data = make_model(CASES[name]).float(), source(rows=400)
+    (whole,), ends = data.graphs.store.segments, (0, 8, 20, 400)
+    cut = [
+        Segment(whole.states_PD[low:high], whole.tokens_P[low:high], starts)  # type: ignore[index]
+        for low, high, starts in zip(ends, ends[1:], map(torch.tensor, ([0, 7, 8], [0, 12], [0, 380])), strict=False)
+    ]
+    several = replace(data, graphs=replace(data.graphs, store=Store(cut)))
+    caches = [built(tmp_path / str(n), model, each, **config) for n, each in enumerate((data, several))]
+    one, three = (scored(model, each, cache) for each, cache in zip((data, several), caches, strict=True))
+    torch.testing.assert_close(one, three, rtol=1e-5, atol=1e-5)
+    assert caches[1] is not None
+    assert all(isinstance(table, JoinedTable) for table in caches[1].tables)
 
 
 def test_only_what_is_read_is_kept() -> None:
@@ -179,7 +203,7 @@ def test_auto_stays_within_its_limit(tmp_path: Path) -> None:
     model, data = make_model(CASES["paper"]).float(), source()
     assert built(tmp_path / "none", model, data, form="auto", limit_gb=0) is None
     with Draft(tmp_path / "auto", "cache", {}) as draft:
-        facts = build_cache(draft, model, data.graphs, data.trial, CacheConfig(), seed=0, device="cpu").facts
+        facts = build(draft, model, data, CacheConfig()).facts
     assert [trial["form"] for trial in facts["trials"]] == ["none", "states", "projected"]
     fastest = min(trial["seconds"] for trial in facts["trials"])
     near = [trial for trial in facts["trials"] if trial["seconds"] <= 1.1 * fastest]
@@ -200,7 +224,7 @@ def test_auto_takes_the_smallest_of_the_fast(
     monkeypatch.setattr(module, "_seconds", lambda work: {name: seconds[name] for name in work})
     model, data = make_model(CASES["paper"]).float(), source()
     with Draft(tmp_path / "auto", "cache", {}) as draft:
-        made = build_cache(draft, model, data.graphs, data.trial, CacheConfig(), seed=0, device="cpu")
+        made = build(draft, model, data, CacheConfig())
     assert made.facts["form"] == chosen
 
 

@@ -168,7 +168,7 @@ def test_the_weight_is_that_of_the_mix(tiny_run: Run, gated: Predictor) -> None:
 
 def test_first_tokens_have_their_own_weight(tiny_run: Run, gated: Predictor) -> None:
     text = tiny_run.parts.searched("test")
-    starts, seen = text.text.starts.tolist(), 0
+    starts, seen = text.text.document_starts.tolist(), 0
     for positions, prediction in text.predictions(gated, 64, ("knn",)):
         weight = prediction.knn_weight("knn")
         for line, position in enumerate(positions.tolist()):
@@ -186,7 +186,7 @@ def test_an_open_book_weighs_as_a_stored_text(tiny_run: Run, gated: Predictor) -
     model = replace(gnnlm.open(tiny_run.root).model, predictor=gated)
     text = tiny_run.parts.searched("test")
     want, _ = score_text(gated, text, 64, "score", PREDICTORS)
-    ids = text.text.tokens(torch.arange(int(text.text.starts[1]) - 1)).tolist()
+    ids = text.text.tokens(torch.arange(int(text.text.document_starts[1]) - 1)).tolist()
     pieces, past = [], None
     for part in (ids[:10], ids[10:11], ids[11:-1]):
         prediction, past = model.read([part], past, PREDICTORS)

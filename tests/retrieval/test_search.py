@@ -18,8 +18,8 @@ from gnnlm.errors import ConfigError
 from gnnlm.retrieval import exact as exact_module
 from gnnlm.retrieval import faiss_index as module
 from gnnlm.retrieval.exact import ExactIndex
-from gnnlm.retrieval.faiss_index import FaissIndex, check_index, training_rows, write_faiss_index
-from gnnlm.retrieval.index import Allowed, Index, build_index, open_index
+from gnnlm.retrieval.faiss_index import FaissIndex, check_index, fill_with, train_index, training_rows
+from gnnlm.retrieval.index import Allowed, Index, Rows, build_index, keys_of, open_index
 from gnnlm.retrieval.search import LeakageRule, Queries
 from gnnlm.run import Run
 
@@ -32,10 +32,23 @@ def make_index(tmp_path: Path, states: Any, config: IndexConfig, positions: Any 
     keys[places] = states
     if config.kind == "exact":
         return ExactIndex.over(keys, torch.from_numpy(places), config.metric)
-    draft = Draft(tmp_path / "index", "index", {})
-    write_faiss_index(draft, keys, places, config, seed=0)
-    path = draft.folder / "index.faiss"
-    return module.open_faiss_index(path, keys, torch.from_numpy(places), config.metric, probes=10_000)
+    return faiss_over(tmp_path, keys, rows_at(places), config)
+
+
+def faiss_over(tmp_path: Path, keys: Any, rows: Rows, config: IndexConfig) -> FaissIndex:
+    trained, filled = tmp_path / "trained.faiss", tmp_path / "index.faiss"
+    faiss.write_index(train_index(keys, rows, config, seed=0), str(trained))
+    fill_with(trained, keys, rows, config.metric, filled)
+    return module.open_faiss_index(filled, keys, rows, config.metric, probes=10_000)
+
+
+def rows_at(places: Any) -> Rows:
+    """Rows at these positions: documents end at all others."""
+    size = int(places.max()) + 1
+    ends = np.setdiff1d(np.arange(size + 1), places)
+    rows = Rows(torch.from_numpy(np.concatenate([[0], ends + 1])))
+    assert rows.all().tolist() == places.tolist()
+    return rows
 
 
 def exact(states: Any, metric: str = "cosine") -> ExactIndex:
@@ -151,7 +164,7 @@ def test_filters_leave_k_neighbours(kind: str, data: st.DataObject, tmp_path_fac
     states = rng.normal(size=(rows, 8)) + 1
     queries = torch.from_numpy(rng.normal(size=(5, 8)) + 1)
     share = data.draw(st.sampled_from([0.0, 0.003, 0.2, 0.9, 1.0]))
-    open_P = torch.from_numpy(rng.random(rows) < share)
+    open_P = torch.from_numpy(np.append(rng.random(rows) < share, False))  # the last position has no token
     low = torch.from_numpy(rng.integers(rows, size=5))
     high = low + data.draw(st.integers(0, 300))
     index = make_index(tmp_path_factory.mktemp("index"), states, IndexConfig(kind=kind))
@@ -262,14 +275,14 @@ def test_many_clusters_are_found_through_a_graph(
         Draft(tmp_path / "index", "index", {}), store, stream, IndexConfig(kind="ivf", clusters=40), seed=0
     )
     queries = torch.from_numpy(np.array(store.array("valid.states.npy")[:50]))
-    found = open_index(made, store, probes=40).search(queries, 5).positions.numpy()
+    found = open_index(made, store, stream, probes=40).search(queries, 5).positions.numpy()
     want = tiny_run.parts.index.search(queries, 20).positions.numpy()
     assert np.mean([np.isin(a, b).mean() for a, b in zip(found, want, strict=True)]) > 0.9
 
 
 def test_what_queries_may_find(tiny_run: Run) -> None:
     stream = tiny_run.parts.streams["train"]
-    keys = tiny_run.artifact("encode").array("train.states.npy")
+    keys = keys_of(tiny_run.artifact("encode"), "train")
     positions = np.array([5, len(stream) - 1])
     rule = LeakageRule(3, 1, False)
     allowed = Queries(stream, keys, positions, 4, rule).allowed(positions, None)

@@ -21,6 +21,7 @@ from gnnlm.config import parse_config
 from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.evaluate.ngram import score_ngram
 from gnnlm.predict.score import score_text
+from gnnlm.retrieval.index import keys_of
 from gnnlm.run import Run
 from gnnlm.run.stages import _warn_of_positions
 from gnnlm.train import fit as fit_module
@@ -153,7 +154,7 @@ def test_a_run_on_a_model_from_scratch(case: str, lines: Path, tmp_path: Path) -
     tokens = torch.tensor([run.parts.lm.tokenize(text)[0]])
     torch.testing.assert_close(lm.log_probs(lm.encode(tokens)).exp().sum(-1), torch.ones(tokens.shape))
     if case == "transformer-xl":
-        keys = run.artifact("encode").array("train.keys.npy")
+        keys = keys_of(run.artifact("encode"), "train")
         assert keys.shape == (len(run.parts.streams["train"]), 32)
 
 
@@ -300,10 +301,10 @@ def test_checkpoints_between_validations(
     monkeypatch.setattr(fit_module, "CHECKPOINT_SECONDS", -1.0)
     loss = LMTask.loss
 
-    def cut_off(self: LMTask, model: Any, step: int, part: int) -> Any:
+    def cut_off(self: LMTask, step: int, part: int) -> Any:
         if step == 27:
             raise KeyboardInterrupt
-        return loss(self, model, step, part)
+        return loss(self, step, part)
 
     cut = Run(scratch_config(lines, tmp_path / "cut", case))
     cut.build("corpus")

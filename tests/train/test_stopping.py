@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from gnnlm.errors import TrainingError
 from gnnlm.run import Run
 from gnnlm.train.lm import LMTask
 from gnnlm.train.signals import HeldSignals
-from tests.cli import COMMAND, error_line, gnnlm
+from tests.cli import Process, error_line, finished, gnnlm
 from tests.conftest import TINY, merge
 from tests.train.test_lm import CASES, FINETUNE, SCRATCH, tree
 
@@ -52,17 +51,12 @@ def untrained(run: Run, folder: Path) -> Path:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_training_loses_no_step(trained_whole: Run, tmp_path: Path, number: signal.Signals) -> None:
     folder = untrained(trained_whole, tmp_path / "cut")
-    process = subprocess.Popen([*COMMAND, "train", str(folder)], stderr=subprocess.PIPE, text=True)
-    journal, deadline = folder / ".gnn.partial" / "journal.json", time.monotonic() + 120
-    while not journal.exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    time.sleep(0.3)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in said
+    journal = folder / ".gnn.partial" / "journal.json"
+    with Process("gnnlm", "train", folder) as process:
+        process.wait_until(journal.exists)
+        time.sleep(0.3)
+        process.send_signal(number)
+        said = finished(process, code=130).stderr
     assert "stopping after this step" in said
     saved = re.search(r"train: step (\d+) is saved; the same command resumes from there", said)
     assert saved is not None, said
@@ -90,10 +84,10 @@ def at_step(monkeypatch: pytest.MonkeyPatch, number: int, act: Act) -> None:
     """Do something while a step is in flight."""
     loss = LMTask.loss
 
-    def watched(self: LMTask, model: Any, step: int, part: int) -> Any:
+    def watched(self: LMTask, step: int, part: int) -> Any:
         if step == number and part == 0:
             act()
-        return loss(self, model, step, part)
+        return loss(self, step, part)
 
     monkeypatch.setattr(LMTask, "loss", watched)
 

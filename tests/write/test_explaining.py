@@ -76,6 +76,30 @@ def test_attention_is_that_of_the_forward_pass(book: Book, monkeypatch: pytest.M
     assert len(checked) >= 3
 
 
+def test_attention_over_the_context(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sums to one over the tokens that the band leaves, and the values under it are what each layer averages."""
+    own, outs = GnnLayer._intra_context, []
+
+    def kept(self: GnnLayer, query_BTD: Tensor, key_BSD: Tensor, value_BSD: Tensor, band_BTS: Tensor) -> Tensor:
+        outs.append((own(self, query_BTD, key_BSD, value_BSD, band_BTS)[0, -1], value_BSD[0]))
+        return own(self, query_BTD, key_BSD, value_BSD, band_BTS)
+
+    monkeypatch.setattr(GnnLayer, "_intra_context", kept)
+    gnn = book.model.predictor.gnn
+    assert gnn is not None
+    for prompt in (PROMPT, PROMPT * 5, ""):
+        outs.clear()
+        seen = book.attention(prompt)
+        ids = [book.model.lm.start_token, *book.model.lm.tokenize(prompt)[0]]
+        assert seen.context_ids == ids[-gnn.options.context :]
+        assert seen.context.shape == (gnn.options.layers, gnn.options.heads, len(seen.context_ids))
+        np.testing.assert_allclose(seen.by_context().sum(1), 1.0, atol=1e-5)
+        for weights_HS, (out_D, value_SD) in zip(seen.context, outs[-gnn.options.layers :], strict=True):
+            value_SHd = value_SD[-weights_HS.shape[1] :].unflatten(-1, (gnn.options.heads, -1))
+            want_D = torch.einsum("hs,shd->hd", torch.from_numpy(weights_HS), value_SHd).flatten()
+            torch.testing.assert_close(out_D, want_D, rtol=1e-3, atol=1e-4)
+
+
 def test_attention_does_not_depend_on_the_cache(book: Book) -> None:
     """The same network without its cache computes the neighbours' states anew."""
     bare = Book(replace(book.model, predictor=replace(book.model.predictor, cache=None)))

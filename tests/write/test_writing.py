@@ -184,6 +184,12 @@ def test_beams_of_a_book_find_likelier_texts(book: Book) -> None:
     assert best.finish_reason == "length"
 
 
+def test_a_stop_string_at_the_beginning_leaves_nothing(book: Book) -> None:
+    first = book.generate(PROMPT, max_tokens=4).text[0]
+    cut = book.generate(PROMPT, max_tokens=40, stop=first)
+    assert (cut.text, cut.tokens, cut.finish_reason) == ("", [], "stop")
+
+
 def test_stop_strings_end_the_text_before_them(book: Book) -> None:
     whole = book.generate(PROMPT, max_tokens=40)
     stop = whole.text[7:10]
@@ -303,10 +309,11 @@ def test_bad_prompts_are_one_line(book: Book, prompt: Any) -> None:
 
 def test_finished_texts_leave_the_batch(book: Book) -> None:
     order = request(max_tokens=6).order(book.model, None)
-    writer = loop.Writer(book.model, order, Drafter(book.model.store), Costs())
-    first, second = writer.begin([[1], [2, 3]])
+    writer = loop.Writer(book.model, order.predictor, Drafter(book.model.store), Costs())
+    (first,), (second,) = writer.add([1], order), writer.add([2, 3], order)
+    writer.step()
     writer.stop(first, "interrupted")
-    while writer.active:
+    while writer.busy:
         writer.step()
     assert len(first.tokens) == 1
     assert len(second.tokens) == 6

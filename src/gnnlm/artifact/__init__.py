@@ -7,26 +7,49 @@ After a crash it resumes from the last commit, and produces the same bytes as a 
 Opening an artifact (`reading.py`) opens all its files: what is read later is what was verified, even if another build
 has replaced the directory in the meantime.
 
+An artifact may have parts: artifacts of their own, one for each segment of the store, which its manifest names and
+which are opened with it. A part is built, resumed and checked by itself.
+
 This package does not know what the stages are.
 """
 
-from gnnlm.artifact.draft import ArrayWriter, Draft
-from gnnlm.artifact.files import human_bytes, is_disk_full, require_space, write_json, write_whole, writing
-from gnnlm.artifact.manifest import differences, fingerprint, manifest_fingerprint, plain, read_manifest
-from gnnlm.artifact.place import State, draft_path, state_of
+from gnnlm.artifact.draft import ArrayWriter, Draft, found_part, make_part
+from gnnlm.artifact.files import (
+    file_digest,
+    free_space,
+    human_bytes,
+    is_disk_full,
+    require_space,
+    write_json,
+    write_whole,
+    writing,
+)
+from gnnlm.artifact.joined import Files, Joined, files_of, joined
+from gnnlm.artifact.manifest import PARTS, differences, fingerprint, manifest_fingerprint, plain, read_manifest
+from gnnlm.artifact.place import State, bytes_of, draft_path, state_of
 from gnnlm.artifact.reading import Array, Artifact
 
 __all__ = [
+    "PARTS",
     "Array",
     "ArrayWriter",
     "Artifact",
     "Draft",
+    "Files",
+    "Joined",
     "State",
+    "bytes_of",
     "differences",
     "draft_path",
+    "file_digest",
+    "files_of",
     "fingerprint",
+    "found_part",
+    "free_space",
     "human_bytes",
     "is_disk_full",
+    "joined",
+    "make_part",
     "manifest_fingerprint",
     "plain",
     "read_manifest",

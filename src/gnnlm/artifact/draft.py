@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.artifact.files import sha256, sync_directory, write_json, writing
-from gnnlm.artifact.manifest import MANIFEST, differences, make_manifest, plain, sealed
-from gnnlm.artifact.place import JOURNAL, NAMES, check_place, draft_names, draft_path, remove_ours, settle
+from gnnlm.artifact.files import require_space, sha256, sync_directory, write_json, writing
+from gnnlm.artifact.manifest import MANIFEST, differences, make_manifest, plain, read_manifest, sealed
+from gnnlm.artifact.place import (
+    JOURNAL,
+    NAMES,
+    bytes_of,
+    check_place,
+    draft_names,
+    draft_path,
+    remove,
+    remove_ours,
+    settle,
+    state_of,
+)
 from gnnlm.artifact.reading import Array, Artifact
 from gnnlm.errors import ArtifactError
+
+SHARDS = "shards"  # the folder of a draft with finished shards that are not yet in its files
 
 
 class Draft:
@@ -26,10 +39,24 @@ class Draft:
     Leaving the block without `finish` keeps what was committed, for the next attempt.
     """
 
-    def __init__(self, path: Path, stage: str, inputs: Mapping[str, Any], *, rebuild: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        stage: str,
+        inputs: Mapping[str, Any],
+        *,
+        rebuild: bool = False,
+        waits: bool = False,
+        made_with: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`waits`: the artifact is a part, which is moved into place together with the artifact that it belongs to.
+
+        `made_with` is recorded: what is no input, but may show in the last bit of a number.
+        """
         self.path, self.stage, self.inputs = path, stage, plain(dict(inputs))
-        self.folder = draft_path(path)
+        self.folder, self._waits, self._made_with = draft_path(path), waits, dict(made_with or {})
         self._writers: dict[str, ArrayWriter] = {}
+        self._parts: dict[str, str] = {}
         self._finished = False
         check_place(path)  # refuse before the long work, not after it
         journal = self._read_journal()
@@ -81,6 +108,11 @@ class Draft:
         self._claim(name)
         return self.folder / name
 
+    @property
+    def shards(self) -> Path:
+        """The folder for the files of shards; a build that is resumed finds those that were finished."""
+        return self.file(SHARDS)
+
     def _claim(self, *names: str) -> None:
         if not self._names.issuperset(names):
             self._names.update(names)
@@ -105,6 +137,29 @@ class Draft:
             np.lib.format.write_array_header_1_0(file, header)
             file.write(array.data)
 
+    def part(self, name: str, inputs: Mapping[str, Any], build: Callable[[Draft], Mapping[str, Any]]) -> None:
+        """Make a part, or find it finished; `name` is its path in the run directory."""
+        if not self.step:
+            self.commit()  # there is something to resume from now
+        self.add_part(name, make_part(self.path.parent / name, inputs, build, self._made_with))
+
+    def require_space(self, parts: Mapping[str, tuple[Mapping[str, Any], int]], own: int, what: str) -> None:
+        """Refuse when the disk cannot hold the artifact: its own bytes, and the bytes of parts with these inputs.
+
+        Parts that are in place and made from these inputs take no more space, nor does what an earlier attempt has
+        left.
+        """
+        needed = own - self.bytes_there
+        for name, (inputs, size) in parts.items():
+            place = self.path.parent / name
+            if state_of(place, inputs) != "done":
+                needed += size - bytes_of(draft_path(place))
+        require_space(self.folder, needed, what)
+
+    def add_part(self, name: str, fingerprint: str) -> None:
+        """Name a part that was made with `make_part`, here or elsewhere; parts keep this order."""
+        self._parts[name] = fingerprint
+
     def write_text(self, name: str, text: str) -> None:
         self.file(name).write_text(text, encoding="utf-8")
 
@@ -128,6 +183,7 @@ class Draft:
             writer.check_whole()
             writer.close()
         self._claim_all()
+        remove(self.folder / SHARDS)
         if files is None:
             ours = (NAMES, JOURNAL, MANIFEST)
             names = (path.name for path in self.folder.iterdir() if path.suffix != ".new")
@@ -136,10 +192,12 @@ class Draft:
         for name in files:  # safetensors creates files that only their owner may read
             (self.folder / name).chmod(mode)
         entries = {name: _entry(self.folder / name) for name in files}
-        manifest = make_manifest(self.stage, self.inputs, dict(facts), entries)
+        manifest = make_manifest(self.stage, self.inputs, dict(facts), entries, self._parts, self._made_with)
         write_json(self.folder / MANIFEST, sealed(manifest))
         sync_directory(self.folder)
         self._finished = True  # from here on the artifact is complete, wherever it is
+        if self._waits:
+            return Artifact.open(self.folder, verify=False)
         settle(self.path)
         return Artifact.open(self.path, verify=False)
 
@@ -154,6 +212,32 @@ class Draft:
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
         return journal if whole else None
+
+
+def make_part(
+    path: Path,
+    inputs: Mapping[str, Any],
+    build: Callable[[Draft], Mapping[str, Any]],
+    made_with: Mapping[str, Any] | None = None,
+) -> str:
+    """Make an artifact that is part of another, and return its fingerprint; `build` fills a draft and returns facts.
+
+    A part that was made from the same inputs is found, not made again, whether it is in place or waits for the
+    artifact that it belongs to. One in place is hashed to the last byte first: a rebuild must not keep damage.
+    """
+    if found := found_part(path, inputs):
+        return found
+    with Draft(path, path.name, inputs, rebuild=True, waits=True, made_with=made_with) as draft:
+        return draft.finish(build(draft)).fingerprint
+
+
+def found_part(path: Path, inputs: Mapping[str, Any]) -> str | None:
+    """The fingerprint of a whole part that was made from these inputs; None if there is none."""
+    for folder, trust in ((draft_path(path), True), (path, False)):
+        with suppress(ArtifactError):  # not there, or damaged
+            if read_manifest(folder)["inputs"] == plain(dict(inputs)):
+                return Artifact.open(folder, trust=trust).fingerprint
+    return None
 
 
 def _entry(path: Path) -> dict[str, Any]:

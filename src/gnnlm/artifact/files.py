@@ -25,6 +25,11 @@ def sha256(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return sha256(file)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write text atomically: the file is the old one or the new one, never a part of either."""
     beside = path.with_name(path.name + ".new")
@@ -73,13 +78,18 @@ def writing(path: Path) -> Iterator[None]:
 
 def require_space(folder: Path, needed: int, what: str) -> None:
     """Refuse before starting when the disk cannot hold what will be written."""
-    there = next(p for p in [folder, *folder.parents] if p.exists())
-    free = shutil.disk_usage(there).free
+    there, free = free_space(folder)
     if needed > free:
         raise ArtifactError(
             f"{what} needs {human_bytes(needed)} at {there}, but {human_bytes(free)} are free; "
             "free some space, or choose another run directory (run: in the config)"
         )
+
+
+def free_space(folder: Path) -> tuple[Path, int]:
+    """The nearest folder that exists, and the bytes that are free there."""
+    there = next(path for path in [folder, *folder.parents] if path.exists())
+    return there, shutil.disk_usage(there).free
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from gnnlm.errors import ArtifactError
 
 FORMAT = 2
 MANIFEST = "manifest.json"
+PARTS = "segments"  # the folder of a run directory that holds the parts of its artifacts
 SHOWN = 3  # names that a message lists before it counts the rest
 
 
@@ -35,9 +36,17 @@ def fingerprint(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def make_manifest(stage: str, inputs: object, facts: object, files: object) -> dict[str, Any]:
+def make_manifest(
+    stage: str,
+    inputs: object,
+    facts: object,
+    files: object,
+    parts: Mapping[str, str],
+    made_with: Mapping[str, Any],
+) -> dict[str, Any]:
     manifest = {"format": FORMAT, "stage": stage, "inputs": inputs, "facts": facts, "files": files}
-    read_back: dict[str, Any] = plain(manifest)
+    more = {name: value for name, value in {"parts": parts, "made_with": made_with}.items() if value}
+    read_back: dict[str, Any] = plain({**manifest, **more})
     return read_back
 
 
@@ -89,15 +98,37 @@ def listed_files(manifest: object) -> set[str] | None:
     return {name for name in files if Path(name).name == name} if isinstance(files, dict) else None
 
 
+def named_parts(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of an artifact, in order: the name of each, a path in the run directory, and its fingerprint."""
+    parts: dict[str, str] = manifest.get("parts", {})
+    return {
+        name: found for name, found in parts.items() if not Path(name).is_absolute() and ".." not in Path(name).parts
+    }
+
+
 def rebuild_command(path: Path) -> str:
     """The command that rebuilds the artifact at `path`."""
-    return f"gnnlm run {shlex.quote(str(path.parent))} --rebuild"
+    return f"gnnlm run {shlex.quote(str(run_of(path)))} --rebuild"
+
+
+def run_of(path: Path) -> Path:
+    """The run directory of an artifact, or of a part of one.
+
+    >>> run_of(Path("runs/mine/store")), run_of(Path("runs/mine/segments/0000/states"))
+    (PosixPath('runs/mine'), PosixPath('runs/mine'))
+    """
+    return path.parents[2] if path.parent.parent.name == PARTS else path.parent
+
+
+def other_part(part: Path, path: Path) -> str:
+    return f"{part} is not the part that {path} was made with; rebuild it: {rebuild_command(path)}"
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
     """The identity of an artifact: its inputs and its bytes, not when it was made or how long that took."""
     files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
-    return fingerprint([manifest["format"], manifest["stage"], manifest["inputs"], files])
+    parts = [named_parts(manifest)] if "parts" in manifest else []
+    return fingerprint([manifest["format"], manifest["stage"], manifest["inputs"], files, *parts])
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -2,6 +2,9 @@
 
 `X` is the artifact, `.X.partial` an unfinished build, `.X.old` what is being replaced. A folder is ours when a
 manifest (or, in a build, the list of its files) names everything in it; any other folder is refused, never removed.
+
+An artifact may have parts: artifacts of their own in `segments/`, which its manifest names. A finished part waits as
+`.X.partial` until the artifact is finished too; both are then moved into place.
 """
 
 from __future__ import annotations
@@ -15,7 +18,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gnnlm.artifact.files import sync_directory, write_json, writing
-from gnnlm.artifact.manifest import MANIFEST, listed_files, other_format, plain, read_manifest
+from gnnlm.artifact.manifest import (
+    MANIFEST,
+    PARTS,
+    listed_files,
+    manifest_fingerprint,
+    named_parts,
+    other_format,
+    other_part,
+    plain,
+    read_manifest,
+)
 from gnnlm.errors import ArtifactError
 
 JOURNAL = "journal.json"
@@ -103,12 +116,25 @@ def remove(path: Path) -> None:
 
 
 def damage(path: Path) -> str:
-    """What is wrong with the artifact at `path`, if anything is (files are measured, not hashed)."""
+    """What is wrong with the artifact at `path` or its parts, if anything is (files are measured, not hashed)."""
+    if found := _own_damage(path):
+        return found
+    for name, fingerprint in named_parts(read_manifest(path)).items():
+        part = path.parent / name
+        if found := _own_damage(part):
+            return found
+        if manifest_fingerprint(read_manifest(part)) != fingerprint:
+            return other_part(part, path)
+    return ""
+
+
+def _own_damage(path: Path) -> str:
+    """What is wrong with the artifact at `path`, its parts left out."""
     try:
-        files = read_manifest(path)["files"]
+        manifest = read_manifest(path)
     except ArtifactError as error:
         return str(error)
-    for name, entry in files.items():
+    for name, entry in manifest["files"].items():
         try:
             size = (path / name).stat().st_size
         except FileNotFoundError:
@@ -133,9 +159,15 @@ def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
 def settle(path: Path) -> None:
     """Move a finished build into place, also one whose process was killed before it could."""
     folder = draft_path(path)
-    if not (folder / MANIFEST).is_file() or damage(folder):
+    if not (folder / MANIFEST).is_file() or _own_damage(folder):
         return
     check_place(path)
+    parts = {path.parent / name: found for name, found in named_parts(read_manifest(folder)).items()}
+    waiting = [part for part, found in parts.items() if _is(draft_path(part), found)]
+    if not all(_is(part, found) for part, found in parts.items() if part not in waiting):
+        return
+    for part in waiting:
+        settle(part)
     for name in sorted(draft_names(folder) - {MANIFEST, NAMES, *read_manifest(folder)["files"]}):
         remove(folder / name)
         remove(folder / f"{name}.new")
@@ -151,9 +183,16 @@ def settle(path: Path) -> None:
         remove_ours(old)
 
 
+def _is(path: Path, fingerprint: str) -> bool:
+    return not _own_damage(path) and manifest_fingerprint(read_manifest(path)) == fingerprint
+
+
 def link_artifact(source: Path, place: Path) -> None:
     """Put the same artifact in another place: files are linked where the file system can, else copied."""
-    names = [*read_manifest(source)["files"], MANIFEST]
+    manifest = read_manifest(source)
+    for part in named_parts(manifest):
+        link_artifact(source.parent / part, place.parent / part)
+    names = [*manifest["files"], MANIFEST]
     folder = draft_path(place)
     folder.mkdir(parents=True)
     write_json(folder / NAMES, names)
@@ -164,6 +203,30 @@ def link_artifact(source: Path, place: Path) -> None:
             with writing(folder / name):
                 shutil.copy2(source / name, folder / name)
     settle(place)
+
+
+def remove_other_parts(path: Path, kind: str) -> None:
+    """Remove the parts of a kind that the artifact at `path` does not have, and unfinished ones: what it replaced."""
+    there = {path.parent / name for name in named_parts(read_manifest(path))}
+    for segment in (path.parent / PARTS).glob("*"):
+        part = segment / kind
+        with suppress(OSError, ArtifactError):  # what is not ours stays
+            for folder in (draft_path(part), old_path(part), *([] if part in there else [part])):
+                remove_ours(folder)
+            segment.rmdir()  # if it is empty
+    with suppress(OSError):
+        (path.parent / PARTS).rmdir()
+
+
+def bytes_of(path: Path, kind: str = "") -> int:
+    """The size of an artifact and its parts of this kind, unfinished builds included."""
+    places = [path, *(segment / kind for segment in (path.parent / PARTS).glob("*") if kind)]
+    size = 0
+    for folder in (folder for place in places for folder in (place, draft_path(place))):
+        for file in folder.rglob("*"):
+            with suppress(FileNotFoundError):  # another process is building there
+                size += file.stat().st_size if file.is_file() else 0
+    return size
 
 
 def _read_json(file: Path) -> Any:

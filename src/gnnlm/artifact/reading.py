@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -11,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnlm.artifact.files import sha256
-from gnnlm.artifact.manifest import MANIFEST, manifest_fingerprint, parse_manifest, read_manifest, rebuild_command
+from gnnlm.artifact.manifest import (
+    MANIFEST,
+    manifest_fingerprint,
+    named_parts,
+    other_part,
+    parse_manifest,
+    read_manifest,
+    rebuild_command,
+)
 from gnnlm.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -27,16 +36,37 @@ class Artifact:
 
     All files are held open: a build that replaces the directory later does not change what is read here. `path` is
     for messages, and for files that must be read by path; `check_in_place` then checks that they were still these.
+    The files of its parts are verified when each is first read, so that opening a large run reads little.
     """
 
     path: Path
     manifest: dict[str, Any]
     _files: dict[str, BinaryIO]
-    _arrays: dict[str, Array]
+    parts: tuple[Artifact, ...] = ()
+    _unverified: set[str] = field(default_factory=set)
+    _arrays: dict[str, Array] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path, verify: bool = True) -> Artifact:
-        """Open and verify; refuse an artifact with a truncated, edited or missing file."""
+    def open(cls, path: Path, verify: bool = True, trust: bool = True) -> Artifact:
+        """Open and verify; refuse an artifact with a truncated, edited or missing file, or with another's part.
+
+        Without `trust`, files that are large and whose time has not changed are hashed too.
+        """
+        artifact = cls._opened(path)
+        if verify:
+            artifact.verify(trust)
+        artifact._unverified.clear()
+        parts = []
+        for name, fingerprint in named_parts(artifact.manifest).items():
+            part = cls._opened(path.parent / name)
+            if part.fingerprint != fingerprint:
+                raise ArtifactError(other_part(part.path, path))
+            parts.append(part)
+        return replace(artifact, parts=tuple(parts))
+
+    @classmethod
+    def _opened(cls, path: Path) -> Artifact:
+        """Open and measure all files; they are verified later."""
         try:
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
@@ -47,11 +77,26 @@ class Artifact:
             files = {name: _opened(folder, path, name) for name in manifest["files"]}
         finally:
             os.close(folder)
-        if verify:
-            for name, file in files.items():
-                _verify(path / name, file, manifest["files"][name])
-        arrays = {name: _mapped(file) for name, file in files.items() if name.endswith(".npy")}
-        return cls(path, manifest, {name: file for name, file in files.items() if name not in arrays}, arrays)
+        for name, file in files.items():
+            _measure(path / name, file, manifest["files"][name])
+        return cls(path, manifest, files, _unverified=set(files))
+
+    def verify(self, trust: bool = True) -> None:
+        """Verify now what would be verified at its first use, in the parts too."""
+        for name in sorted(self._unverified):
+            self._verify(name, trust)
+        for part in self.parts:
+            part.verify(trust)
+
+    def _verify(self, name: str, trust: bool = True) -> None:
+        _verify(self.path / name, self._files[name], self.manifest["files"][name], trust)
+        self._unverified.discard(name)
+
+    def _file(self, name: str) -> BinaryIO:
+        """An open file, verified at its first use."""
+        if name in self._unverified:
+            self._verify(name)
+        return self._files[name]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -72,11 +117,13 @@ class Artifact:
 
     def array(self, name: str) -> Array:
         """A memory-mapped array."""
+        if name not in self._arrays:
+            self._arrays[name] = _mapped(self._file(name))
         return self._arrays[name]
 
     def bytes(self, name: str) -> bytes:
         size: int = self.manifest["files"][name]["bytes"]
-        return os.pread(self._files[name].fileno(), size, 0) if size < 2**30 else self.file(name).read_bytes()
+        return os.pread(self._file(name).fileno(), size, 0) if size < 2**30 else self.file(name).read_bytes()
 
     def text(self, name: str) -> str:
         return self.bytes(name).decode("utf-8")
@@ -92,7 +139,7 @@ class Artifact:
 
         It has no suffix.
         """
-        file = self._files[name]
+        file = self._file(name)
         file.seek(0)
         return Path(f"/dev/fd/{file.fileno()}")
 
@@ -116,14 +163,27 @@ def _opened(folder: int, path: Path, name: str) -> BinaryIO:
     except (FileNotFoundError, IsADirectoryError):
         advice = "build it with gnnlm run" if name == MANIFEST else f"rebuild it: {rebuild_command(path)}"
         raise ArtifactError(f"{path / name} is missing; {advice}") from None
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise ArtifactError(
+            f"{path / name} cannot be opened: this process may have no more open files; allow more (ulimit -n 65536), "
+            "or build the run with larger segments (store.segment_tokens)"
+        ) from None
 
 
-def _verify(path: Path, file: BinaryIO, entry: dict[str, Any]) -> None:
+def _measure(path: Path, file: BinaryIO, entry: dict[str, Any]) -> None:
+    size, rebuild = os.fstat(file.fileno()).st_size, f"rebuild it: {rebuild_command(path.parent)}"
+    if size != entry["bytes"]:
+        raise ArtifactError(f"{path} has {size} bytes, but its manifest says {entry['bytes']}; {rebuild}")
+
+
+def _verify(path: Path, file: BinaryIO, entry: dict[str, Any], trust: bool) -> None:
     stat, rebuild = os.fstat(file.fileno()), f"rebuild it: {rebuild_command(path.parent)}"
-    if stat.st_size != entry["bytes"]:
-        raise ArtifactError(f"{path} has {stat.st_size} bytes, but its manifest says {entry['bytes']}; {rebuild}")
-    trusted = stat.st_size > TRUST_ABOVE and stat.st_mtime_ns == entry["mtime_ns"]
-    if not trusted and sha256(file) != entry["sha256"]:
+    if trust and stat.st_size > TRUST_ABOVE and stat.st_mtime_ns == entry["mtime_ns"]:
+        return
+    file.seek(0)
+    if sha256(file) != entry["sha256"]:
         raise ArtifactError(f"{path} was edited after it was made (its checksum differs); {rebuild}")
 
 

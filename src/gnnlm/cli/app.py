@@ -13,15 +13,31 @@ from rich.table import Table
 
 from gnnlm import __version__
 from gnnlm.artifact import State, human_bytes
+from gnnlm.cli.analyze import analyze
+from gnnlm.cli.harness import eval_harness
 from gnnlm.cli.lm import lm
-from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Overrides, Rebuild, open_config, out, size_of
+from gnnlm.cli.options import (
+    AsJson,
+    ConfigPath,
+    DataDir,
+    EngineName,
+    Overrides,
+    RayAddress,
+    Rebuild,
+    StorageUrl,
+    engine_of,
+    open_config,
+    out,
+)
+from gnnlm.cli.plan import plan
 from gnnlm.cli.reports import open_report, print_json, show_examples, show_report
+from gnnlm.cli.serve import serve
 from gnnlm.cli.stages import add_stage_commands
 from gnnlm.cli.use import neighbors, score
 from gnnlm.cli.write import generate, write_two_sentences
 from gnnlm.config import load_config
 from gnnlm.config.presets import preset_words
-from gnnlm.progress import human_time, say
+from gnnlm.progress import say
 from gnnlm.run import Run
 
 app = typer.Typer(
@@ -56,6 +72,10 @@ add_stage_commands(app)
 app.command()(score)
 app.command()(neighbors)
 app.command()(generate)
+app.command()(analyze)
+app.command()(serve)
+app.command()(eval_harness)
+app.command()(plan)
 
 
 @app.command()
@@ -64,11 +84,17 @@ def run(
     set_: Overrides = None,
     data_dir: DataDir = None,
     rebuild: Rebuild = False,
+    force: Annotated[bool, typer.Option("--force", help="Run also what does not fit (see gnnlm plan).")] = False,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
+    storage: StorageUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Run every stage, from the text to the report."""
     made = open_config(config, set_, data_dir)
-    made.build_all(rebuild=rebuild)
+    made.force = force
+    with engine_of(made, engine, ray_address, storage):
+        made.build_all(rebuild=rebuild)
     show_report(made, as_json)
 
 
@@ -81,7 +107,7 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
         table.add_column(column, justify="right" if column == "size" else "left")
     rows, known = {}, dict[str, State]()
     for name, stage in made.stages.items():
-        state, size, why = made.state(stage, known), size_of(made.path(name)), made.why(stage, known[name])
+        state, size, why = made.state(stage, known), made.bytes_of(name), made.why(stage, known[name])
         rows[name] = {"state": state, "bytes": size, "why": why}
         table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
     out.print(table)
@@ -139,36 +165,10 @@ def demo(
         "    run: runs/mine\n"
         "    corpus: {source: FOLDER}\n"
         "and run it: gnnlm run mine.yaml\n"
-        f'Write with this book: gnnlm generate {folder} "Raise an error if"',
+        f'Write with this book: gnnlm generate {folder} "Raise an error if"\n'
+        f"Its tables and figures: gnnlm analyze {folder}\n"
+        f"In the browser: gnnlm serve {folder}, and open the printed address.",
         markup=False,
     )
     if as_json:
         print_json(made)
-
-
-@app.command()
-def plan(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Estimate the disk, memory and time that the remaining stages need."""
-    from gnnlm.run.plan import amounts, describe, done_stages, table_of
-    from gnnlm.run.plan import plan as make_plan
-    from gnnlm.run.speed import Speed
-
-    made = open_config(config, set_, data_dir)
-    text, about = amounts(made), describe(made)
-    needs = make_plan(made.config, about, text, Speed.measured(made.config.lm.device))
-    whole = table_of(needs, done_stages(made))
-    title = (
-        f"{made.root}: {text['train'].tokens:,} store tokens, width {about.width:,}, {about.parameters:,} parameters"
-    )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("stage", "disk", "memory", "time here, roughly"):
-        table.add_column(column, justify="left" if column == "stage" else "right")
-    for name, need in whole["stages"].items():
-        if need["done"]:
-            table.add_row(name, f"{human_bytes(need['there'])} on disk", "-", "done")
-        else:
-            table.add_row(name, human_bytes(need["disk"]), human_bytes(need["memory"]), human_time(need["seconds"]))
-    table.add_row("remaining", human_bytes(whole["disk"]), human_bytes(whole["memory"]), human_time(whole["seconds"]))
-    out.print(table)
-    if as_json:
-        print(json.dumps(whole))

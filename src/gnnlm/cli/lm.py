@@ -61,7 +61,7 @@ def _train_lm(made: Run, rebuild: bool, finish: bool) -> None:
 @lm.command(name="describe")
 def lm_describe(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
     """Show the sizes of a config's base model and graph network."""
-    from gnnlm.run.plan import describe
+    from gnnlm.run.sizes import describe
 
     about = describe(open_config(config, set_))
     both = about.parameters + about.gnn_parameters

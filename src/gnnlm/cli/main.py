@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -35,8 +36,11 @@ def main() -> None:
         _on_signal(_leave)
         from gnnlm.cli.app import app
 
-        _on_signal(_interrupt)
-        app(standalone_mode=True)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            _join(app)
+        else:
+            _on_signal(_interrupt)
+            app(standalone_mode=True)
     except GnnlmError as error:
         _fail(" ".join(str(error).split()))
     except (Interrupted, KeyboardInterrupt):
@@ -52,7 +56,24 @@ def main() -> None:
     except Exception as error:
         _unexpected(error)
     finally:
+        gc.freeze()  # or the interpreter goes through everything in torch and transformers before it ends
         _on_signal(signal.SIG_DFL)  # all messages are printed: from here on a signal may end the process silently
+
+
+def _join(app: Callable[..., object]) -> None:
+    """Run the command in the first of the processes that a launcher started; the others join in when it trains."""
+    from gnnlm.run.follow import follow
+    from gnnlm.train.processes import joined
+
+    _on_signal(_interrupt)
+    with joined() as here:
+        if here.first:
+            app(standalone_mode=True)
+            return
+        try:
+            follow(here)
+        except (GnnlmError, Interrupted):
+            raise SystemExit(1) from None  # the first process has said why
 
 
 def _unexpected(error: Exception) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from gnnlm.artifact import draft_path, human_bytes
+from gnnlm.artifact import human_bytes
 from gnnlm.config import load_config
+from gnnlm.engine import HERE, using
 from gnnlm.errors import ConfigError
 from gnnlm.progress import say
 from gnnlm.run import Run
@@ -36,6 +38,38 @@ DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", metavar="DIR", help="The folder with the benchmark's files, or with the text."),
 ]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine", envvar="GNNLM_ENGINE", help="local, or ray: on a Ray cluster, or on this machine if there is none."
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address", metavar="ADDRESS", help="The Ray cluster: host:port, or auto for the one running here."
+    ),
+]
+StorageUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        envvar="GNNLM_STORAGE",
+        metavar="URL",
+        help="An fsspec path that all machines can reach, where they do not share the run directory.",
+    ),
+]
+
+
+@contextmanager
+def engine_of(made: Run, name: str, address: str | None, storage: str | None) -> Iterator[None]:
+    """Within the block, the run is built with this engine."""
+    with using(name, address, storage) as engine:
+        made.use(engine)
+        try:
+            yield
+        finally:
+            made.engine = HERE
 
 
 def open_config(config: Path, overrides: list[str] | None, data_dir: Path | None = None) -> Run:
@@ -52,14 +86,4 @@ def open_config(config: Path, overrides: list[str] | None, data_dir: Path | None
 
 def one_stage(made: Run, name: str, rebuild: bool) -> None:
     artifact = made.build(name, rebuild)
-    say(f"{name}: {artifact.path}, {human_bytes(size_of(artifact.path))}")
-
-
-def size_of(path: Path) -> int:
-    """Bytes of an artifact, its unfinished build included."""
-    size = 0
-    for folder in (path, draft_path(path)):
-        for file in folder.rglob("*"):
-            with suppress(FileNotFoundError):  # another process is building there
-                size += file.stat().st_size if file.is_file() else 0
-    return size
+    say(f"{name}: {artifact.path}, {human_bytes(made.bytes_of(name))}")

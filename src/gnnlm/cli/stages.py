@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Finish, Overrides, Rebuild, one_stage, open_config
+from gnnlm.cli.options import (
+    AsJson,
+    ConfigPath,
+    DataDir,
+    EngineName,
+    Finish,
+    Overrides,
+    RayAddress,
+    Rebuild,
+    StorageUrl,
+    engine_of,
+    one_stage,
+    open_config,
+)
 from gnnlm.cli.reports import show_report
 from gnnlm.run.stages import STAGES, Stage
 
@@ -28,10 +41,17 @@ def _command(stage: Stage):  # type: ignore[no-untyped-def]
     if stage.name == "eval":
 
         def evaluate(
-            config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, as_json: AsJson = False
+            config: ConfigPath,
+            set_: Overrides = None,
+            rebuild: Rebuild = False,
+            engine: EngineName = "local",
+            ray_address: RayAddress = None,
+            storage: StorageUrl = None,
+            as_json: AsJson = False,
         ) -> None:
             made = open_config(config, set_)
-            made.build(stage.name, rebuild)
+            with engine_of(made, engine, ray_address, storage):
+                made.build(stage.name, rebuild)
             show_report(made, as_json)
 
         return evaluate
@@ -45,7 +65,16 @@ def _command(stage: Stage):  # type: ignore[no-untyped-def]
 
         return train
 
-    def build(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False) -> None:
-        one_stage(open_config(config, set_), stage.name, rebuild)
+    def build(
+        config: ConfigPath,
+        set_: Overrides = None,
+        rebuild: Rebuild = False,
+        engine: EngineName = "local",
+        ray_address: RayAddress = None,
+        storage: StorageUrl = None,
+    ) -> None:
+        made = open_config(config, set_)
+        with engine_of(made, engine, ray_address, storage):
+            one_stage(made, stage.name, rebuild)
 
     return build

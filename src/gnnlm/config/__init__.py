@@ -7,7 +7,7 @@ a file with `plain_yaml.py`, and `words.py` words the complaints. Knows nothing 
 from gnnlm.config.corpus import CorpusConfig
 from gnnlm.config.evaluation import ContextRetrievalConfig, EvalConfig, TuneConfig
 from gnnlm.config.lm import SCRATCH, ArchitectureConfig, FinetuneConfig, FitConfig, LMConfig, LMTrainConfig
-from gnnlm.config.load import dump_config, load_config, parse_config
+from gnnlm.config.load import changed, dump_config, load_config, parse_config
 from gnnlm.config.network import CacheConfig, GnnConfig, Phase, TrainConfig
 from gnnlm.config.retrieval import CodecConfig, IndexConfig, SearchConfig, StoreConfig
 from gnnlm.config.schema import Config, field_names, flat
@@ -35,6 +35,7 @@ __all__ = [
     "TrainConfig",
     "Training",
     "TuneConfig",
+    "changed",
     "dump_config",
     "field_names",
     "flat",

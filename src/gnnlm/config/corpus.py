@@ -80,10 +80,18 @@ class CorpusConfig(Section):
         description="Stop adding train documents at this many tokens. Lower it for a smaller store and a faster run.",
     )
     max_valid_tokens: int | None = Field(
-        None, ge=1, le=MAX_TOKENS, description="Stop adding valid documents at this many tokens."
+        None, ge=1, le=MAX_TOKENS, description="Stop adding valid documents at this many tokens; see min_documents."
     )
     max_test_tokens: int | None = Field(
-        None, ge=1, le=MAX_TOKENS, description="Stop adding test documents at this many tokens."
+        None, ge=1, le=MAX_TOKENS, description="Stop adding test documents at this many tokens; see min_documents."
+    )
+    min_documents: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="The documents that share a limit on valid or test tokens: if the first so many do not fit, each "
+        "gives only its beginning, as much of it as makes them fit together. With 1, documents are taken whole, and a "
+        "long one may fill the split alone. Default: 20; for a benchmark, whose splits stay as published, 1.",
     )
     max_document_tokens: int | None = Field(
         None, ge=2, le=MAX_TOKENS, description="Cut documents that are longer than this many tokens."
@@ -156,6 +164,11 @@ class CorpusConfig(Section):
     @property
     def is_benchmark(self) -> bool:
         return self.source in BENCHMARK_NAMES
+
+    @property
+    def shared_by(self) -> int:
+        """How many documents share a limit on valid or test tokens."""
+        return self.min_documents or (1 if self.is_benchmark else 20)
 
     @property
     def overlap_rule(self) -> str:

@@ -34,6 +34,14 @@ class StoreConfig(Section):
         description="The vector used for search: the state itself, or the input of the last feed-forward layer (as in "
         "kNN-LM), which is stored beside it and doubles the store.",
     )
+    segment_tokens: int = Field(
+        4_000_000,
+        ge=1,
+        le=MAX_TOKENS,
+        description="The most positions of a segment; only a longer document makes a longer one. The store is made of "
+        "segments of whole documents. Each is encoded, coded, indexed and cached by itself, so that building takes "
+        "memory for one, and an interrupted build keeps those that are finished.",
+    )
     shard_tokens: int = Field(
         8192,
         ge=1,
@@ -116,12 +124,13 @@ class SearchConfig(Section):
         description="How many train positions, from the first on, neighbours are searched for; the GNN is trained on "
         "these alone. Lower it to save time on a large corpus. Default: all.",
     )
-    exclude: Literal["receptive-field", "document"] | None = Field(
+    exclude: Literal["receptive-field", "document", "none"] | None = Field(
         None,
         description="Rows that a train position may not retrieve, so that it cannot see its own answer: those whose "
         "window overlaps its receptive field, or that of a position to which the network carries what it retrieves "
         "(`receptive-field`, as in the paper), or all of its document as well (`document`), which is closer to what "
-        "held-out text finds. Default: as gnn.preset says, which is `document` for the preset `default`.",
+        "held-out text finds. `none` excludes nothing, not even the position itself, to demonstrate what the rule is "
+        "for. Default: as gnn.preset says, which is `document` for the preset `default`.",
     )
     shard_queries: int = Field(
         4096,

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from gnnlm.artifact import write_whole
+from gnnlm.artifact.files import write_json
 from gnnlm.config.load import dump_config, load_config
 from gnnlm.config.paths import portable
 from gnnlm.config.schema import Config
@@ -16,10 +17,14 @@ from gnnlm.progress import warn
 
 HEADER = "# Written by gnnlm: the config that this run was last built with. $RUN is this directory.\n"
 
+FOR_TRANSFORMERS = {"model_type": "gnnlm", "architectures": ["OpenBookForCausalLM"]}  # integrations/transformers.py
+
 
 def save_config(config: Config) -> None:
     """Write `config.yaml` into the run directory; one that somebody else wrote there is left, or kept beside it."""
     root = Path(config.run)
+    if not (root / "config.json").exists():  # by it transformers' Auto classes know a run
+        write_json(root / "config.json", FOR_TRANSFORMERS)
     file, text = root / "config.yaml", HEADER + dump_config(portable(config))
     if file.exists() and not file.read_bytes().startswith(HEADER.encode()):
         with suppress(ConfigError):

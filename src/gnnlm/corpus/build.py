@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from gnnlm.artifact import Artifact, Draft
-from gnnlm.config import CorpusConfig
+from gnnlm.config import CorpusConfig, StoreConfig
 from gnnlm.corpus.benchmarks import BENCHMARKS, benchmark_fingerprint, read_benchmark
 from gnnlm.corpus.files import expanded
 from gnnlm.corpus.hub import dataset_fingerprint, read_dataset
@@ -159,10 +160,8 @@ def _texts_within(config: CorpusConfig, documents: Documents) -> Iterator[str]:
     """The texts of train up to its token limit, counted in words and line ends."""
     total = 0
     for document in documents:
-        limit = min(
-            (x for x in (config.max_document_tokens, _room(config.max_train_tokens, total)) if x is not None),
-            default=None,
-        )
+        room = None if config.max_train_tokens is None else config.max_train_tokens - total
+        limit = min((x for x in (config.max_document_tokens, room) if x is not None), default=None)
         tokens = len(WORD.findall(document.text)) + document.text.count("\n") + 1
         if limit is not None and tokens > limit:
             yield cut_words(document.text, limit)
@@ -174,10 +173,17 @@ def _texts_within(config: CorpusConfig, documents: Documents) -> Iterator[str]:
             return
 
 
-def build_corpus(draft: Draft, config: CorpusConfig, seed: int, lm: Callable[[], tuple[Tokenizer, int]]) -> Artifact:
+def build_corpus(
+    draft: Draft,
+    config: CorpusConfig,
+    seed: int,
+    lm: Callable[[], tuple[Tokenizer, int]],
+    segment: int = StoreConfig().segment_tokens,
+) -> Artifact:
     """Build the corpus artifact. Text of train is removed from valid, and text of train and valid from test.
 
     `lm` gives the base model's tokenizer and the size of its vocabulary; it is called only if its tokens are used.
+    Train is cut into segments of at most `segment` positions.
     """
     splits = read_splits(config, seed, leave_out=draft.path.parent)
     facts: dict[str, Any] = {}
@@ -191,7 +197,8 @@ def build_corpus(draft: Draft, config: CorpusConfig, seed: int, lm: Callable[[],
         facts["vocabulary"] = {"kind": vocabulary.kind, "size": len(vocabulary)}
     seen = None if config.overlap_rule == "skip" else Seen(config.overlap_ngram)
     for split in SPLITS:
-        made = _place(splits[split], config, seen, tokenizer.tokenize, SplitWriter(draft, split, vocab_size), split)
+        writer = SplitWriter(draft, split, vocab_size, segment if split == "train" else None)
+        made = _place(splits[split], config, seen, tokenizer.tokenize, writer, split)
         facts[split] = {**made.counts, "overlap": made.overlap}
         if split != "train" and made.overlap is not None:
             _warn_of_overlap(split, made.overlap)
@@ -242,11 +249,9 @@ def _place(
     max_tokens = getattr(config, f"max_{split}_tokens")
     drop = config.overlap_rule == "drop" and (split != "train" or config.drop_train_duplicates)
     placed: list[str] = []
-    with Track(f"corpus {split}", len(documents), "documents") as track:
+
+    def tokenized() -> Iterator[TokenizedDocument]:
         for document in documents:
-            room = _room(max_tokens, writer.tokens)
-            if room == 0:
-                break
             track.advance(1)
             text = document.text
             if seen is not None:
@@ -255,17 +260,22 @@ def _place(
             if not text.strip() and config.tokens != "bytes":
                 overlap.documents_emptied += 1
                 continue
-            limit = min((x for x in (room, config.max_document_tokens) if x is not None), default=None)
-            tokenized = TokenizedDocument.make(document.name, text, tokenize, limit)
-            if not tokenized.tokens:
-                continue
-            writer.add(tokenized)
+            made = TokenizedDocument.make(document.name, text, tokenize, config.max_document_tokens)
+            if made.tokens:
+                yield made
+
+    with Track(f"corpus {split}", len(documents), "documents") as track:
+        coming, longest = tokenized(), None
+        if split != "train" and max_tokens is not None:
+            coming, longest = even_beginnings(coming, max_tokens, config.shared_by)
+        for document in up_to(coming, max_tokens):
+            writer.add(document)
             if seen is not None:
-                seen.count(tokenized.text, overlap)
+                seen.count(document.text, overlap)
                 if split == "train":  # a train document is compared with the train documents before it
-                    seen.add(tokenized.text)
+                    seen.add(document.text)
                 else:
-                    placed.append(tokenized.text)
+                    placed.append(document.text)
     if seen is not None:
         for text in placed:
             seen.add(text)
@@ -277,8 +287,45 @@ def _place(
             "appear in an earlier split; give it other text, or raise corpus.overlap_limit"
         )
     facts = None if seen is None else {**overlap.facts(), "repeats_were": "dropped" if drop else "kept"}
-    return _Placed(writer.finish(), facts)
+    counts = writer.finish()
+    return _Placed(counts if longest is None else {**counts, "cut_to": longest}, facts)
 
 
-def _room(limit: int | None, taken: int) -> int | None:
-    return None if limit is None else max(0, limit - taken)
+def up_to(documents: Iterator[TokenizedDocument], limit: int | None) -> Iterator[TokenizedDocument]:
+    """Documents up to a number of tokens in all; the last is cut."""
+    if limit is None:
+        yield from documents
+        return
+    while limit and (document := next(documents, None)) is not None:
+        document = document.cut(limit)
+        limit -= len(document.tokens)
+        yield document
+
+
+def even_beginnings(
+    documents: Iterator[TokenizedDocument], limit: int, count: int
+) -> tuple[Iterator[TokenizedDocument], int | None]:
+    """Documents of which the first `count` fit into a limit: cut to one length if need be, which is returned too.
+
+    Without this, a long document could fill a split alone, and its figures would say little about others.
+    """
+    first = list(itertools.islice(documents, count))
+    if sum(len(document.tokens) for document in first) <= limit or count == 1:
+        return itertools.chain(first, documents), None
+    longest = even_length([len(document.tokens) for document in first], limit)
+    return (document.cut(longest) for document in first), longest
+
+
+def even_length(lengths: Sequence[int], limit: int) -> int:
+    """The least length to which documents can be cut and still have `limit` tokens in all.
+
+    >>> even_length([10, 2, 8], 12), even_length([10, 2, 8], 13), even_length([3, 2], 5)
+    (5, 6, 3)
+    """
+    share, left = 0, limit
+    for place, length in enumerate(sorted(lengths)):
+        share = -(-left // (len(lengths) - place))
+        if length >= share:
+            break
+        left -= length
+    return share

@@ -2,22 +2,25 @@
 
 The position after a document's last token has no token (`END`); its state is the one that has read the whole document.
 Positions, store rows, index ids and neighbour nodes share one numbering.
+
+The text that is looked up is cut into segments of whole documents, each written and read by itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.artifact import Artifact, Draft
+from gnnlm.artifact import PARTS, Artifact, Draft, Files, files_of, joined, writing
 from gnnlm.errors import CorpusError
 
 END = -1
@@ -47,11 +50,15 @@ class TokenizedDocument:
 
     @classmethod
     def make(cls, name: str, text: str, tokenize: Tokenize, limit: int | None) -> TokenizedDocument:
-        tokens, offsets = tokenize(text)
-        if limit is not None and len(tokens) > limit:
-            text = text[: offsets[limit]]
-            tokens, offsets = tokens[:limit], offsets[:limit]
-        return cls(name, text, tokens, offsets)
+        whole = cls(name, text, *tokenize(text))
+        return whole if limit is None else whole.cut(limit)
+
+    def cut(self, limit: int) -> TokenizedDocument:
+        """The document, or its beginning if it has more than `limit` tokens."""
+        if len(self.tokens) <= limit:
+            return self
+        text = self.text[: self.offsets[limit]]
+        return TokenizedDocument(self.name, text, self.tokens[:limit], self.offsets[:limit])
 
 
 @dataclass(frozen=True)
@@ -64,19 +71,17 @@ class Passage:
     after: str
 
 
-class SplitWriter:
-    """Writes one split of a corpus, document by document."""
+class TextWriter:
+    """Collects documents, and writes them as the files of one text."""
 
-    def __init__(self, draft: Draft, split: str, vocab_size: int) -> None:
-        self._draft, self._split, self._dtype = draft, split, token_dtype(vocab_size)
+    def __init__(self, vocab_size: int) -> None:
+        self._dtype = token_dtype(vocab_size)
         self._tokens, self._offsets, self._starts = array("i"), array("i"), array("q", [0])
-        self._lines, self._names = array("q", [0]), list[str]()
-        self._file = draft.file(f"{split}.documents.jsonl").open("wb")
-        self.documents = self.bytes = self.words = 0
+        self._lines, self._names, self._json = array("q", [0]), list[str](), bytearray()
 
-    @property
-    def tokens(self) -> int:
-        return len(self._tokens) - self.documents
+    def __len__(self) -> int:
+        """The number of positions."""
+        return len(self._tokens)
 
     def add(self, document: TokenizedDocument) -> None:
         if len(document.text) > LONGEST:
@@ -90,21 +95,66 @@ class SplitWriter:
         self._offsets.append(len(document.text))
         self._starts.append(len(self._tokens))
         line = json.dumps({"name": document.name, "text": document.text}, ensure_ascii=False) + "\n"
-        self._file.write(line.encode("utf-8", SURROGATES))
-        self._lines.append(self._file.tell())
+        self._json += line.encode("utf-8", SURROGATES)
+        self._lines.append(len(self._json))
         self._names.append(document.name)
+
+    @property
+    def digest(self) -> str:
+        """Identifies names, texts and tokens."""
+        digest = hashlib.sha256(self._json)
+        for values in (self._starts, self._tokens, self._offsets):
+            digest.update(values)
+        return digest.hexdigest()
+
+    def write(self, draft: Draft, prefix: str = "") -> None:
+        with writing(draft.file(f"{prefix}documents.jsonl")):
+            (draft.folder / f"{prefix}documents.jsonl").write_bytes(self._json)
+        draft.save(f"{prefix}tokens.npy", np.asarray(self._tokens, dtype=self._dtype))
+        draft.save(f"{prefix}offsets.npy", np.asarray(self._offsets, dtype=np.int32))
+        draft.save(f"{prefix}starts.npy", np.asarray(self._starts, dtype=np.int64))
+        draft.save(f"{prefix}lines.npy", np.asarray(self._lines, dtype=np.int64))
+        draft.write_text(f"{prefix}names.json", json.dumps(self._names))
+
+
+class SplitWriter:
+    """Writes one split of a corpus, document by document: as files of the corpus itself, or as segments.
+
+    A segment has at most `segment` positions, unless it is a single longer document. It is a part of the corpus, and is
+    written when the next document does not fit into it, so that no more than one is held in memory.
+    """
+
+    def __init__(self, draft: Draft, split: str, vocab_size: int, segment: int | None = None) -> None:
+        self._draft, self._split, self._vocab_size, self._segment = draft, split, vocab_size, segment
+        self._text, self._segments = TextWriter(vocab_size), 0
+        self.documents = self.tokens = self.bytes = self.words = 0
+
+    def add(self, document: TokenizedDocument) -> None:
+        full = self._segment is not None and len(self._text) + len(document.tokens) + 1 > self._segment
+        if full and len(self._text):
+            self._write_segment()
+        self._text.add(document)
         self.documents += 1
+        self.tokens += len(document.tokens)
         self.bytes += len(document.text.encode("utf-8", "surrogateescape"))
         self.words += len(document.text.split())
 
+    def _write_segment(self) -> None:
+        text = self._text
+
+        def write(draft: Draft) -> dict[str, int]:
+            text.write(draft)
+            return {"positions": len(text)}
+
+        self._draft.part(part_name(self._segments, "text"), {"content": text.digest}, write)
+        self._text, self._segments = TextWriter(self._vocab_size), self._segments + 1
+
     def finish(self) -> dict[str, int]:
-        """Close the split and return its counts."""
-        self._file.close()
-        self._draft.save(f"{self._split}.tokens.npy", np.asarray(self._tokens, dtype=self._dtype))
-        self._draft.save(f"{self._split}.offsets.npy", np.asarray(self._offsets, dtype=np.int32))
-        self._draft.save(f"{self._split}.starts.npy", np.asarray(self._starts, dtype=np.int64))
-        self._draft.save(f"{self._split}.lines.npy", np.asarray(self._lines, dtype=np.int64))
-        self._draft.write_text(f"{self._split}.names.json", json.dumps(self._names))
+        """Write what is left and return the counts of the split."""
+        if self._segment is None:
+            self._text.write(self._draft, f"{self._split}.")
+        else:
+            self._write_segment()
         return {
             "documents": self.documents,
             "tokens": self.tokens,
@@ -113,15 +163,17 @@ class SplitWriter:
         }
 
 
-class Documents(Sequence[dict[str, str]]):
-    """Name and text of each document of a split; a document is read when it is asked for."""
+def part_name(number: int, kind: str) -> str:
+    """Where a part of a segment lies in the run directory.
 
-    def __init__(self, file: Path, lines: npt.NDArray[np.int64]) -> None:
-        self._file, self._lines = file, lines
-        self._read = lru_cache(maxsize=64)(self._read_line)
+    >>> part_name(3, "states")
+    'segments/0003/states'
+    """
+    return f"{PARTS}/{number:04d}/{kind}"
 
-    def __len__(self) -> int:
-        return len(self._lines) - 1
+
+class Listed(Sequence[dict[str, str]], ABC):
+    """Names and texts of documents, by number or slice."""
 
     @overload
     def __getitem__(self, number: int) -> dict[str, str]: ...
@@ -133,6 +185,23 @@ class Documents(Sequence[dict[str, str]]):
         places = range(len(self))[number]
         return self._read(places) if isinstance(places, int) else [self._read(place) for place in places]
 
+    @abstractmethod
+    def _read(self, place: int) -> dict[str, str]: ...
+
+
+class Documents(Listed):
+    """Name and text of each document of a segment; a document is read when it is asked for."""
+
+    def __init__(self, text: Files) -> None:
+        self._file, self._lines = text.artifact.file(f"{text.prefix}documents.jsonl"), text.array("lines.npy")
+        self._kept = lru_cache(maxsize=64)(self._read_line)
+
+    def __len__(self) -> int:
+        return len(self._lines) - 1
+
+    def _read(self, place: int) -> dict[str, str]:
+        return self._kept(place)
+
     def _read_line(self, number: int) -> dict[str, str]:
         begin, end = self._lines[number : number + 2].tolist()
         with self._file.open("rb") as file:
@@ -141,22 +210,63 @@ class Documents(Sequence[dict[str, str]]):
         return document
 
 
-class Stream:
-    """One split of a corpus artifact."""
+class JoinedDocuments(Listed):
+    """The documents of several segments, one after the other."""
 
-    def __init__(self, corpus: Artifact, split: str) -> None:
-        self.split = split
-        self.tokens: npt.NDArray[Any] = corpus.array(f"{split}.tokens.npy")
-        self.starts: npt.NDArray[np.int64] = np.asarray(corpus.array(f"{split}.starts.npy"))
-        self._offsets = corpus.array(f"{split}.offsets.npy")
-        self._corpus = corpus
-        self.documents = Documents(corpus.file(f"{split}.documents.jsonl"), corpus.array(f"{split}.lines.npy"))
+    def __init__(self, parts: Sequence[Documents]) -> None:
+        self._parts, self._bases = parts, np.cumsum([0, *map(len, parts)])
+
+    def __len__(self) -> int:
+        return int(self._bases[-1])
+
+    def _read(self, place: int) -> dict[str, str]:
+        part = int(np.searchsorted(self._bases, place, side="right")) - 1
+        return self._parts[part][place - int(self._bases[part])]
+
+
+class Stream:
+    """Documents laid end to end: a split of a corpus, read through all its segments."""
+
+    def __init__(self, corpus: Artifact, split: str, texts: Sequence[Files] | None = None) -> None:
+        """`texts` are the files of each segment, if not those that the corpus has for the split."""
+        self.split, self._corpus = split, corpus
+        self._texts = tuple(files_of(corpus, f"{split}.") if texts is None else texts)
+        assert self._texts, f"no text of {split} in {corpus.path}"
+        self.tokens = joined([text.array("tokens.npy") for text in self._texts])
+        starts = [text.array("starts.npy") for text in self._texts]
+        self.bases = np.cumsum([0, *(int(each[-1]) for each in starts)])  # where each segment begins, and the end
+        moved = [each[:-1] + base for each, base in zip(starts, self.bases.tolist(), strict=False)]
+        self.starts: npt.NDArray[np.int64] = (
+            np.asarray(starts[0]) if len(starts) == 1 else np.concatenate([*moved, self.bases[-1:]])
+        )
+
+    @cached_property
+    def segments(self) -> tuple[Stream, ...]:
+        """Each segment as a stream of its own; a stream of one segment is that segment."""
+        if len(self._texts) == 1:
+            return (self,)
+        return tuple(Stream(self._corpus, self.split, [text]) for text in self._texts)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the files of a single segment."""
+        (text,) = self._texts
+        return text.artifact.fingerprint
+
+    @cached_property
+    def documents(self) -> Sequence[dict[str, str]]:
+        """Name and text of each document, read when it is asked for."""
+        made = [Documents(text) for text in self._texts]
+        return made[0] if len(made) == 1 else JoinedDocuments(made)
+
+    @cached_property
+    def _offsets(self) -> npt.NDArray[Any]:
+        return joined([text.array("offsets.npy") for text in self._texts])
 
     @cached_property
     def names(self) -> list[str]:
         """The name of each document, read without the texts."""
-        names: list[str] = json.loads(self._corpus.text(f"{self.split}.names.json"))
-        return names
+        return [name for text in self._texts for name in json.loads(text.artifact.text(f"{text.prefix}names.json"))]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -166,15 +276,19 @@ class Stream:
         """The number of tokens, without the position at the end of each document."""
         return len(self.tokens) - (len(self.starts) - 1)
 
-    def text(self) -> npt.NDArray[np.int64]:
-        """All tokens, one document after another."""
-        tokens = np.asarray(self.tokens, dtype=np.int64)
-        text: npt.NDArray[np.int64] = tokens[tokens != END]
+    def text(self, dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
+        """All tokens, one document after another; `None` leaves them in the type they are stored in."""
+        tokens = np.asarray(self.tokens, dtype=dtype)
+        text: npt.NDArray[Any] = tokens[tokens != END]
         return text
 
-    def places(self) -> npt.NDArray[np.int64]:
-        """The offset of each position when all documents are read as one text, without the ends of documents."""
-        return np.arange(len(self)) - np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+    def places(self, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:
+        """The offset of each position when all documents are read as one text, without the ends of documents.
+
+        Of the positions from `first` on, before `last`.
+        """
+        positions = np.arange(first, len(self) if last is None else last)
+        return positions - self.document_of(positions)
 
     def document_of(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The number of the document of each position."""
@@ -195,6 +309,19 @@ class Stream:
     def characters(self, position: int) -> tuple[int, int]:
         """Where a position's token begins and ends in the text of its document."""
         return int(self._offsets[position]), int(self._offsets[position + 1])
+
+    def position_at(self, number: int, character: int) -> int | None:
+        """The position of the token that covers a character of a document's text; None beyond its end."""
+        first, last = (int(start) for start in self.starts[number : number + 2])
+        offsets = self._offsets[first:last]  # the last is the text's length
+        if not 0 <= character < offsets[-1]:
+            return None
+        return first + max(0, int(np.searchsorted(offsets, character, side="right")) - 1)
+
+    def document(self, number: int) -> tuple[str, list[int]]:
+        """The text of a document, and the character at which each token begins, then where the last one ends."""
+        begin, end = self.starts[number : number + 2].tolist()
+        return self.documents[number]["text"], self._offsets[begin:end].tolist()
 
     def text_between(self, first: int, last: int) -> str:
         """The text of the tokens first..last-1, cut at the end of the document of `first`."""

@@ -1,30 +1,34 @@
 """The encode stage: a frozen LM turns every position of every split into a state.
 
-The work is done in shards of windows. The batches of a shard depend on the corpus and the config alone, so a resumed
-build produces the same bytes.
+The work is done in shards of windows, segment by segment. The batches of a shard depend on the segment and the config
+alone, so a resumed build produces the same bytes, and so does another run with the same segment.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gnnlm.artifact import Artifact, Draft, require_space, writing
+from gnnlm.artifact import Artifact, Draft, writing
 from gnnlm.config import LMConfig, StoreConfig
-from gnnlm.corpus.stream import Stream
+from gnnlm.corpus.stream import Stream, part_name
 from gnnlm.corpus.windows import Window, plan_windows
+from gnnlm.engine import Spread, Task, here, load_arrays, save_arrays
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.protocol import BaseLM
-from gnnlm.progress import Track, warn
+from gnnlm.progress import Track, numbered, warn
 
 Tokens = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+STATES = "states"  # the part of a segment that holds its states
 DTYPES = {"fp16": np.float16, "fp32": np.float32}
 
 
@@ -86,56 +90,127 @@ def texts_of(stream: Stream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]
         yield np.asarray(stream.tokens[start : end - 1], dtype=np.int64), np.arange(end - start)
 
 
-def encode_split(
-    draft: Draft, stream: Stream, lm: BaseLM, lm_config: LMConfig, store: StoreConfig, width: int | None
-) -> None:
-    """Append the states of one split, and its keys of the given width; resumes after the last complete shard."""
-    writer = draft.writer(f"{stream.split}.states.npy", (len(stream), lm.width), DTYPES[store.dtype])
-    key_writer = (
-        None if width is None else draft.writer(f"{stream.split}.keys.npy", (len(stream), width), DTYPES[store.dtype])
-    )
-    shard: list[Job] = []
-    done, size, at, read = writer.rows, 0, 0, 0
-    seconds = draft.notes.get(f"{stream.split}.seconds", 0.0)
-    with Track(f"encode {stream.split}", len(stream), "tokens", done) as track:
-        for tokens, places in texts_of(stream, lm_config.continuous):
-            for job in plan_jobs(tokens, places, lm, lm_config):
-                shard.append(job)
-                size += len(job.kept)
-                read += len(job.tokens)
-                whole = size >= store.shard_tokens and read >= lm_config.batch_tokens  # at least one batch
-                if not whole and at + size < len(stream):
-                    continue
-                at += size
-                if at > done:
-                    assert at - size >= done, "shards must not change between attempts"
-                    made = encode_jobs(lm, shard, lm_config.batch_tokens, store.key)
-                    writer.append(round_states(made.states, store.dtype))
-                    if key_writer is not None:
-                        assert made.keys is not None
-                        key_writer.append(round_states(made.keys, store.dtype))
-                    draft.notes[f"{stream.split}.seconds"] = seconds + track.seconds
-                    draft.commit()
-                    track.advance(size)
-                shard, size, read = [], 0, 0
+def segment_jobs(stream: Stream, number: int, lm: BaseLM, config: LMConfig) -> Iterator[Job]:
+    """The windows that the positions of one segment of a split are read in.
+
+    In a continuous text windows are laid over all of it, and one that crosses into the segment is read for its
+    positions there.
+    """
+    if config.continuous:
+        first, last = stream.bases[number : number + 2].tolist()
+        yield from plan_jobs(stream.text(None), stream.places(first, last), lm, config)
+        return
+    for tokens, places in texts_of(stream.segments[number], False):
+        yield from plan_jobs(tokens, places, lm, config)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A frozen LM, how texts are read with it, and how states are stored."""
+
+    lm: BaseLM
+    config: LMConfig
+    store: StoreConfig
+    _planned: dict[tuple[str, int], list[list[Job]]] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def key_width(self) -> int | None:
+        """The width of the keys; None if they are the states."""
+        if self.store.key == "state":
+            return None
+        return int(self.lm.encode_keys(torch.full((1, 1), self.lm.start_token))[1].shape[-1])
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of a position's state and key."""
+        return (self.lm.width + (self.key_width or 0)) * np.dtype(DTYPES[self.store.dtype]).itemsize
+
+    def shards(self, stream: Stream, number: int) -> list[list[Job]]:
+        """The windows of one segment of a split, cut into shards of at least one batch; planned once."""
+        key = (stream.split, number)
+        if key not in self._planned:
+            shards: list[list[Job]] = [[]]
+            size = read = 0
+            for job in segment_jobs(stream, number, self.lm, self.config):
+                if size >= self.store.shard_tokens and read >= self.config.batch_tokens:
+                    shards.append([])
+                    size = read = 0
+                shards[-1].append(job)
+                size, read = size + len(job.kept), read + len(job.tokens)
+            self._planned.clear()  # one segment is encoded at a time
+            self._planned[key] = shards
+        return self._planned[key]
+
+    def encode_shard(self, streams: Mapping[str, Stream], split: str, segment: int, shard: int, path: Path) -> None:
+        """Write the states of one shard, and their keys."""
+        jobs = self.shards(streams[split], segment)[shard]
+        made = encode_jobs(self.lm, jobs, self.config.batch_tokens, self.store.key)
+        found = {"states": made.states} if made.keys is None else {"states": made.states, "keys": made.keys}
+        save_arrays(path, {name: round_states(values, self.store.dtype) for name, values in found.items()})
+
+    def write(
+        self, draft: Draft, streams: Mapping[str, Stream], split: str, segment: int, spread: Spread, prefix: str = ""
+    ) -> dict[str, Any]:
+        """Append the states of one segment of a split, and their keys; resumes after the last complete shard.
+
+        Returns its facts: how many positions it has, and the seconds it took, over all attempts.
+        """
+        stream, dtype = streams[split], DTYPES[self.store.dtype]
+        rows, label = len(stream.segments[segment]), numbered(f"encode {split}", segment, len(stream.segments))
+        writers = {"states": draft.writer(f"{prefix}states.npy", (rows, self.lm.width), dtype)}
+        if self.key_width is not None:
+            writers["keys"] = draft.writer(f"{prefix}keys.npy", (rows, self.key_width), dtype)
+        done, seconds = writers["states"].rows, draft.notes.get(f"{prefix}seconds", 0.0)
+        sizes = [sum(len(job.kept) for job in jobs) for jobs in self.shards(stream, segment)]
+        ends = np.cumsum(sizes).tolist()
+        assert done in (0, *ends), "shards must not change between attempts"
+        tasks = [
+            Task("encode", f"{split}.{number:06d}", {"split": split, "segment": segment, "shard": number})
+            for number, end in enumerate(ends)
+            if end > done
+        ]
+        with Track(label, rows, "tokens", done) as track:
+            for path in spread(draft.shards, partial(self.encode_shard, streams), tasks):
+                made = load_arrays(path)
+                for name, writer in writers.items():
+                    writer.append(made[name])
+                draft.notes[f"{prefix}seconds"] = seconds + track.seconds
+                draft.commit()
+                track.advance(len(made["states"]))
+        return {"positions": rows, "seconds": float(draft.notes[f"{prefix}seconds"])}
 
 
 def build_store(
-    draft: Draft, streams: dict[str, Stream], lm: BaseLM, lm_config: LMConfig, store: StoreConfig
+    draft: Draft,
+    streams: dict[str, Stream],
+    lm: BaseLM,
+    lm_config: LMConfig,
+    store: StoreConfig,
+    made_from: Mapping[str, Any],
+    spread: Spread = here,
 ) -> Artifact:
-    """Encode train, valid and test, and store the frozen softmax with them."""
-    rows = sum(len(stream) for stream in streams.values())
+    """Encode train, segment by segment, then valid and test, and store the frozen softmax with them.
+
+    `made_from` says which model reads in which way: together with its text, it determines the states of a segment.
+    """
     if lm_config.whole_lines and lm.start_always:
         raise ConfigError(
             "lm.whole_lines needs a word-level model, which has a token for the end of a line; this model has none"
         )
     _check_memory(lm, lm_config)
-    keys = None if store.key == "state" else lm.encode_keys(torch.full((1, 1), lm.start_token))[1].shape[-1]
-    values = rows * (lm.width + (keys or 0))
-    needed = values * np.dtype(DTYPES[store.dtype]).itemsize + lm.head.bytes
-    require_space(draft.folder, needed - draft.bytes_there, "the store")
-    for stream in streams.values():
-        encode_split(draft, stream, lm, lm_config, store, keys)
+    encoder, train = Encoder(lm, lm_config, store), streams["train"]
+    before = [text.fingerprint for text in train.segments] if lm_config.continuous else None
+    inputs = [{**made_from, "text": text.fingerprint, "continuous text": before} for text in train.segments]
+    names = [part_name(number, STATES) for number in range(len(inputs))]
+    sizes = [len(text) * encoder.row_bytes for text in train.segments]
+    own = (len(streams["valid"]) + len(streams["test"])) * encoder.row_bytes + lm.head.bytes
+    draft.require_space(dict(zip(names, zip(inputs, sizes, strict=True), strict=True)), own, "the store")
+    for number, name in enumerate(names):
+        write = partial(encoder.write, streams=streams, split="train", segment=number, spread=spread)
+        draft.part(name, inputs[number], write)
+    seconds = {}
+    for split in ("valid", "test"):
+        seconds[split] = encoder.write(draft, streams, split, 0, spread, f"{split}.")["seconds"]
     with writing(draft.file("head.safetensors")):
         lm.head.save(draft.folder / "head.safetensors")
     return draft.finish(
@@ -146,7 +221,7 @@ def build_store(
             "dtype": store.dtype,
             "key": store.key,
             "receptive_field": min(lm_config.window, lm.receptive_field or lm_config.window),
-            "seconds": {split: draft.notes[f"{split}.seconds"] for split in streams},
+            "seconds": seconds,
         }
     )
 
@@ -155,10 +230,13 @@ def plan_jobs(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> I
     """The windows of a text whose positions have these offsets."""
     ends: Tokens = np.flatnonzero(tokens == lm.start_token) + 1 if config.whole_lines else np.empty(0, dtype=np.int64)
     for window in plan_windows(len(tokens), config.window, config.context, ends):
-        before = lm.start_token if lm.start_always or not window.start else tokens[window.start - 1]
         low, high = np.searchsorted(places, [window.first, window.stop + 1])
+        if low == high:  # a window of another segment
+            continue
+        before = lm.start_token if lm.start_always or not window.start else tokens[window.start - 1]
         kept = places[low:high] - window.start
-        yield Job(window, np.concatenate([[before], tokens[window.start : window.stop]]), kept)
+        read = np.concatenate([[before], tokens[window.start : window.stop]]).astype(np.int64)
+        yield Job(window, read, kept)
 
 
 def _check_memory(lm: BaseLM, config: LMConfig) -> None:

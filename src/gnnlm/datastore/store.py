@@ -7,6 +7,7 @@ per document in memory; tokens and states are memory-mapped.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Artifact
+from gnnlm.artifact import Array, Artifact, files_of
 from gnnlm.corpus.stream import Passage, Stream
 from gnnlm.datastore.quantize import CodedTable
 
@@ -33,6 +34,8 @@ class Texts(Protocol):
 
     def characters(self, position: int) -> tuple[int, int]: ...
 
+    def document(self, number: int) -> tuple[str, list[int]]: ...
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -44,10 +47,9 @@ class Segment:
     texts: Texts | None = None
 
     @classmethod
-    def open(cls, store: Artifact, stream: Stream) -> Segment:
-        """A split as it was encoded."""
-        states_PD = mapped(store.array(f"{stream.split}.states.npy"))
-        return cls(states_PD, mapped(stream.tokens), torch.from_numpy(np.array(stream.starts)), stream)
+    def over(cls, stream: Stream, states: Array) -> Segment:
+        """A stream of one segment with its states."""
+        return cls(mapped(states), mapped(stream.tokens), torch.from_numpy(np.array(stream.starts)), stream)
 
     def __len__(self) -> int:
         return len(self.tokens_P)
@@ -94,6 +96,22 @@ class Store:
         counts = torch.tensor([len(segment.starts) - 1 for segment in self.segments])
         self._first_document = counts.cumsum(0) - counts
 
+    @classmethod
+    def open(cls, encoded: Artifact, stream: Stream) -> Store:
+        """A split as it was encoded."""
+        states = (files.array("states.npy") for files in files_of(encoded, f"{stream.split}."))
+        return cls([Segment.over(segment, part) for segment, part in zip(stream.segments, states, strict=True)])
+
+    def with_states(self, states: Array) -> Store:
+        """The same positions with other states, given for all of them."""
+        ends = self.bases.tolist()
+        parts = zip(self.segments, itertools.pairwise(ends), strict=True)
+        return Store([replace(segment, states_PD=mapped(states[low:high])) for segment, (low, high) in parts])
+
+    def coded(self, tables: Sequence[CodedTable]) -> Store:
+        """The same positions with coded states, a table for each segment."""
+        return Store([segment.coded(table) for segment, table in zip(self.segments, tables, strict=True)])
+
     def __len__(self) -> int:
         return int(self.bases[-1])
 
@@ -127,6 +145,11 @@ class Store:
         (found,) = self._each(positions, lambda segment, rows, number: (segment.document_of(rows) + first[number],))
         return found
 
+    def token_positions(self) -> Tensor:
+        """All positions that have a token."""
+        parts = zip(self.segments, self.bases.tolist(), strict=False)
+        return torch.cat([torch.nonzero(segment.tokens_P >= 0)[:, 0] + base for segment, base in parts])
+
     @cached_property
     def names(self) -> list[str]:
         """The name of every document, in the order of their numbers."""
@@ -147,6 +170,11 @@ class Store:
         """Where the token at a position begins and ends in the text of its document."""
         texts, row = self._text_at(position)
         return texts.characters(row)
+
+    def document(self, number: int) -> tuple[str, list[int]]:
+        """The text of a document, and the character at which each token begins, then where the last one ends."""
+        part = int(torch.searchsorted(self._first_document, number, right=True)) - 1
+        return _texts(self.segments[part]).document(number - int(self._first_document[part]))
 
     def _text_at(self, position: int) -> tuple[Texts, int]:
         number = int(torch.searchsorted(self.bases, position, right=True)) - 1
@@ -175,6 +203,11 @@ class Store:
 def _texts(segment: Segment) -> Texts:
     assert segment.texts is not None, "this segment has no texts"
     return segment.texts
+
+
+def read_rows(array: Array, rows: Tensor) -> Tensor:
+    """Some rows of a memory-mapped array, or of several that are joined."""
+    return torch.from_numpy(np.asarray(array[rows.numpy()]))
 
 
 def mapped(array: npt.NDArray[Any]) -> Tensor:

@@ -70,17 +70,20 @@ class Shared:
 
     @classmethod
     def between(cls, run: Finished, first: Finished) -> Shared:
-        places = _places(first.documents)
-        both = [(at, places[key]) for key, at in _places(run.documents).items() if key in places]
-        return cls(
-            _joined([at for at, _ in both]),
-            _joined([at for _, at in both]),
-            _joined([np.full(len(at), number) for number, (at, _) in enumerate(both)]),
-        )
+        (here, there), document = shared_places([run, first])
+        return cls(here, there, document)
 
     @property
     def documents(self) -> int:
         return int(self.document[-1]) + 1 if len(self.document) else 0
+
+
+def shared_places(runs: Sequence[Finished]) -> tuple[list[Ints], Ints]:
+    """The test tokens that all of some runs share: their places in each run, and the number of their document."""
+    places = [_places(run.documents) for run in runs]
+    keys = [key for key in places[0] if all(key in others for others in places[1:])]
+    document = _joined([np.full(len(places[0][key]), number) for number, key in enumerate(keys)])
+    return [_joined([at[key] for key in keys]) for at in places], document
 
 
 def _places(documents: list[Document]) -> dict[str, Ints]:

@@ -11,6 +11,7 @@ import numpy as np
 from gnnlm.artifact import Artifact, Draft, write_json
 from gnnlm.config import EvalConfig
 from gnnlm.corpus.stream import SPLITS, Stream
+from gnnlm.engine import Spread, here
 from gnnlm.evaluate.passage_rows import ReadWithPassages, compare_passages
 from gnnlm.evaluate.plots import plot_rows, plot_training
 from gnnlm.evaluate.report import CacheFacts, CodecFacts, LmFacts, Report, ScoredTest, TrainingFacts, WeightRow
@@ -41,11 +42,15 @@ class Evaluation:
     passages: ReadWithPassages | None = None
 
 
-def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int, seed: int) -> Artifact:
+def build_report(
+    draft: Draft, given: Evaluation, config: EvalConfig, ngram: int, seed: int, spread: Spread = here
+) -> Artifact:
     """Score test under every predictor; write the table, the JSON, the Markdown, the figures and the scores."""
     names = given.predictor.names
     asked = given.tuned.facts.get("variants", ())
-    scored = score_surely(given.predictor, given.text, config.block, "score test", names, asked)
+    scored = score_surely(
+        given.predictor, given.text, config.block, "score test", names, tuple(asked), draft=draft, spread=spread
+    )
     scores, seconds = scored.log_probs, seconds_each(scored.seconds, names)
     seconds["encode"] = given.encoded.facts["seconds"]["test"]
     seconds["search"] = given.searched.facts["seconds"]["test"]
@@ -69,6 +74,7 @@ def build_report(draft: Draft, given: Evaluation, config: EvalConfig, ngram: int
         test_tokens=tokens,
         test_documents=len(stream.names),
         split_documents={split: corpus[split]["documents"] for split in SPLITS},
+        cut_to={split: corpus[split]["cut_to"] for split in SPLITS if "cut_to" in corpus[split]},
         store_tokens=corpus["train"]["tokens"],
         model=given.model,
         mix=given.tuned.facts["mix"],

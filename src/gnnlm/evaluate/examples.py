@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +14,7 @@ from rich.text import Text
 
 from gnnlm.corpus.stream import Passage, Stream
 from gnnlm.datastore.store import Store
+from gnnlm.predict.predictor import LABELS
 from gnnlm.predict.score import SearchedText
 
 LEFT, RIGHT = 14, 6  # tokens shown before and after the one that is predicted
@@ -18,12 +22,45 @@ NEAREST = 3  # retrieved passages shown
 CLEAR_NATS, CLEAR_PROBABILITY = 1.0, 0.2  # by how much a word's log-probability and probability rise in a clear gain
 
 
+SPACES = {"\n": "⏎", "\t": "⇥"}
+PART = "(part of a character)"  # a token without text of its own
+RULE = f"probability up by {CLEAR_PROBABILITY:g} or more and by a factor of e or more"
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """A passage that was retrieved; `right` if its next token is the one to predict."""
+
+    passage: Passage
+    similarity: float
+    right: bool
+
+
 @dataclass(frozen=True)
 class Example:
-    """A test token and the passages retrieved for it, each with a remark."""
+    """A test token, its probability under some predictors, and the passages retrieved for it."""
 
-    query: tuple[Passage, str]
-    neighbours: list[tuple[Passage, str]]
+    query: Passage
+    probabilities: Mapping[str, float]
+    neighbours: Sequence[Extracted]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Example:
+        """An example from what `as_dict` gave."""
+        found = [Extracted(**{**each, "passage": Passage(**each["passage"])}) for each in values["neighbours"]]
+        return cls(Passage(**values["query"]), values["probabilities"], found)
+
+    @property
+    def remark(self) -> str:
+        """Its probabilities: two as a change, more by name."""
+        if len(self.probabilities) == 2:
+            return "p " + " -> ".join(map(probability, self.probabilities.values()))
+        return ", ".join(f"{LABELS[name]} {probability(p)}" for name, p in self.probabilities.items())
 
 
 @dataclass(frozen=True)
@@ -36,33 +73,53 @@ class Examples:
     losses: int
 
 
+@dataclass(frozen=True)
+class ClearChanges:
+    """Numbers of test tokens: the words with enough text before them, those clearly helped, those clearly hurt."""
+
+    words: Ints
+    gains: Ints
+    losses: Ints
+
+
+def clear_changes(test: Stream, base: Floats, best: Floats) -> ClearChanges:
+    """Which test words retrieval clearly helped or hurt, from the log-probabilities of each test token."""
+    positions = np.flatnonzero(np.asarray(test.tokens) >= 0)
+    late = positions - test.starts[test.document_of(positions)] >= LEFT  # before that, the reason cannot be seen
+    words = [i for i in np.flatnonzero(late) if test.text_between(positions[i], positions[i] + 1).strip().isalpha()]
+    gains = [i for i in words if is_clear_gain(base[i], best[i])]
+    losses = [i for i in words if is_clear_gain(best[i], base[i])]
+    return ClearChanges(*(np.array(found, dtype=np.int64) for found in (words, gains, losses)))
+
+
+def draw_apart(tokens: Ints, document_N: Ints, count: int, seed: int) -> list[int]:
+    """Some of the tokens, drawn at random, no two of one document.
+
+    >>> draw_apart(np.array([0, 1, 2]), np.array([0, 0, 1]), 3, seed=0)
+    [2, 0]
+    """
+    drawn: dict[int, int] = {}
+    for token in np.random.default_rng(seed).permutation(tokens).astype(np.int64):
+        if len(drawn) == count:
+            break
+        drawn.setdefault(int(document_N[token]), int(token))
+    return list(drawn.values())
+
+
 def find_examples(
-    searched: SearchedText,
-    test: Stream,
-    store: Store,
-    base: npt.NDArray[np.float32],
-    best: npt.NDArray[np.float32],
-    count: int,
-    seed: int,
+    searched: SearchedText, test: Stream, store: Store, base: Floats, best: Floats, count: int, seed: int
 ) -> Examples:
     """Draw test words at random among those that retrieval clearly helped, one per document, with their nearest rows.
 
     `base` and `best` are the log-probabilities of each test token. Words with little text before them are left out.
     """
+    clear = clear_changes(test, base, best)
     positions = np.flatnonzero(np.asarray(test.tokens) >= 0)
-    late = positions - test.starts[test.document_of(positions)] >= LEFT  # before that, the reason cannot be seen
-    words = [i for i in np.flatnonzero(late) if test.text_between(positions[i], positions[i] + 1).strip().isalpha()]
-    gains = [i for i in words if is_clear_gain(base[i], best[i])]
-    losses = sum(is_clear_gain(best[i], base[i]) for i in words)
-    drawn: dict[int, Example] = {}
-    for place in np.random.default_rng(seed).permutation(gains).astype(np.int64):
-        position = int(positions[place])
-        number = int(test.document_of(position))
-        if len(drawn) == count:
-            break
-        if number not in drawn:
-            drawn[number] = _example(searched, test, store, position, np.exp(base[place]), np.exp(best[place]))
-    return Examples(list(drawn.values()), len(words), len(gains), losses)
+    drawn = [
+        example_at(searched, test, store, int(positions[i]), {"before": math.exp(base[i]), "after": math.exp(best[i])})
+        for i in draw_apart(clear.gains, test.document_of(positions), count, seed)
+    ]
+    return Examples(drawn, len(clear.words), len(clear.gains), len(clear.losses))
 
 
 def is_clear_gain(before: float, after: float) -> bool:
@@ -74,23 +131,31 @@ def is_clear_gain(before: float, after: float) -> bool:
     return bool(after - before >= CLEAR_NATS and np.exp(after) - np.exp(before) >= CLEAR_PROBABILITY)
 
 
-def _example(searched: SearchedText, test: Stream, store: Store, position: int, before: float, after: float) -> Example:
-    nearest = searched.table.at(torch.tensor([position]), NEAREST)[0]
+def example_at(
+    searched: SearchedText,
+    test: Stream,
+    store: Store,
+    position: int,
+    probabilities: Mapping[str, float],
+    count: int = NEAREST,
+) -> Example:
+    """The test token at a position, and the nearest rows that were retrieved for it."""
+    nearest = searched.table.at(torch.tensor([position]), count)[0]
+    target = int(test.tokens[position])
     found = [
-        (store.passage(row, LEFT, RIGHT), f"similarity {score:.3f}")
+        Extracted(store.passage(row, LEFT, RIGHT), score, int(store.tokens(torch.tensor([row]))) == target)
         for row, score in zip(nearest.positions.tolist(), nearest.similarity.tolist(), strict=True)
         if row >= 0
     ]
-    return Example((test.passage(position, LEFT, 0), f"p {before:.3f} -> {after:.3f}"), found)
+    return Example(test.passage(position, LEFT, 0), probabilities, found)
 
 
 def render_choice(examples: Examples) -> str:
     """How the examples were chosen, in a sentence or two."""
-    rule = f"probability up by {CLEAR_PROBABILITY:g} or more and by a factor of e or more"
     if not examples.gains:
-        return f"No examples: none of {examples.words:,} test words is a clear gain ({rule})."
+        return f"No examples: none of {examples.words:,} test words is a clear gain ({RULE})."
     return (
-        f"Examples drawn at random among {examples.gains:,} clear gains of {examples.words:,} test words ({rule}); "
+        f"Examples drawn at random among {examples.gains:,} clear gains of {examples.words:,} test words ({RULE}); "
         f"{examples.losses:,} words lost as much."
     )
 
@@ -101,18 +166,40 @@ def render_example(example: Example) -> Text:
     The marks stay in the text, for output without styles.
     """
     text = Text()
-    lines = [("Input", example.query, "bold", "**")]
-    lines += [(f"Extracted {i}", found, "underline", "_") for i, found in enumerate(example.neighbours, start=1)]
-    for label, (passage, remark), style, mark in lines:
-        token = _flat(passage.token)
-        space = token[: len(token) - len(token.lstrip())]
+    lines = [("Input", example.query, example.remark, "bold", "**")]
+    for number, found in enumerate(example.neighbours, start=1):
+        lines.append((f"Extracted {number}", found.passage, f"similarity {found.similarity:.3f}", "underline", "_"))
+    for label, passage, remark, style, mark in lines:
+        before, token, after = parts_of(passage)
         text.append(f"\n{label}: ", style="italic")
-        text.append(_flat(passage.before) + space)
-        text.append(f"{mark}{token.strip()}{mark}", style=style)
-        text.append(_flat(passage.after))
-        text.append(f"   [{passage.document}, {remark}]", style="dim")
+        text.append(before)
+        text.append(f"{mark}{token}{mark}", style=style)
+        text.append(after)
+        text.append(f"   [{flat(passage.document)}, {remark}]", style="dim")
     return text
 
 
-def _flat(text: str) -> str:
-    return "".join(" " if c.isspace() else c for c in text)
+def probability(p: float) -> str:
+    """
+    >>> probability(0.0491), probability(0.000021)
+    ('0.049', '2.1e-05')
+    """
+    return f"{p:.3f}" if p >= 0.001 else f"{p:.1e}"
+
+
+def parts_of(passage: Passage) -> tuple[str, str, str]:
+    """The text before a token, the token and the text after it, on one line; the token without space around it.
+
+    >>> parts_of(Passage("d", "in the", " next\\n", "line")), parts_of(Passage("d", "end.", "\\n\\n", "Next"))
+    (('in the ', 'next', ' line'), ('end.', '⏎⏎', 'Next'))
+    """
+    token = flat(passage.token)
+    if not token.strip():
+        return flat(passage.before), "".join(SPACES.get(c, "␣") for c in passage.token) or PART, flat(passage.after)
+    left, right = len(token) - len(token.lstrip()), len(token.rstrip())
+    return flat(passage.before) + token[:left], token.strip(), token[right:] + flat(passage.after)
+
+
+def flat(text: str) -> str:
+    """Text on one line; what cannot be printed, such as control characters, is replaced."""
+    return "".join(" " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text)

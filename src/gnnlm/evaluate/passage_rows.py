@@ -16,16 +16,16 @@ from torch import Tensor
 from gnnlm.artifact import Artifact
 from gnnlm.config import EvalConfig, TuneConfig
 from gnnlm.corpus.stream import Stream
-from gnnlm.datastore.store import Segment, mapped
+from gnnlm.datastore.store import Segment, Store, mapped
 from gnnlm.evaluate.report import PassageComparison, PassageRow, PassageTrial, ScoredTest, finite
 from gnnlm.evaluate.speeds import seconds_each, speeds
 from gnnlm.evaluate.tune import grid_of, tune_mixes
 from gnnlm.predict.bootstrap import Floats, bootstrap_interval, change_interval
 from gnnlm.predict.predictor import MIXED, Predictor, perplexity
 from gnnlm.predict.score import SearchedText, score_text
-from gnnlm.progress import Track
 from gnnlm.retrieval.index import Index
 from gnnlm.retrieval.neighbours import NeighbourTable
+from gnnlm.retrieval.search import search_table
 
 LATER = 64  # tokens at the beginning of a document, where there is little text to predict from
 
@@ -63,18 +63,13 @@ class ReadWithPassages:
         table, seconds = self._search(keys, split)
         stream, count = self.streams[split], len(states)
         starts = torch.from_numpy(np.append(stream.starts[stream.starts < count], count))
-        return SearchedText(Segment(states, mapped(stream.tokens)[:count], starts, stream), table), seconds
+        text = Store([Segment(states, mapped(stream.tokens)[:count], starts, stream)])
+        return SearchedText(text, table), seconds
 
     def _search(self, keys_PD: Tensor, split: str) -> tuple[NeighbourTable, float]:
-        began, k, parts = time.perf_counter(), min(self.k, len(self.index)), []
-        with Track(f"search {split} read with passages", len(keys_PD), "queries") as track:
-            for part in keys_PD.split(self.chunk):
-                parts.append(self.index.search(part, k).padded(k))
-                track.advance(len(part))
-        ids, similarity = (
-            torch.cat([getattr(found, field).cpu() for found in parts]).numpy() for field in ("positions", "similarity")
-        )
-        return NeighbourTable(ids, similarity), time.perf_counter() - began
+        began = time.perf_counter()
+        table = search_table(self.index, keys_PD, self.k, self.chunk, f"search {split} read with passages")
+        return table, time.perf_counter() - began
 
 
 def compare_passages(

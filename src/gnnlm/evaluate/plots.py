@@ -17,6 +17,11 @@ WIDEST = 1e4  # percent; a larger change is meaningless, and the axis cannot sho
 
 
 def plot_rows(report: Report, path: Path) -> None:
+    """The figure of a report's rows, as a file."""
+    _save(rows_figure(report), path)
+
+
+def rows_figure(report: Report) -> Any:
     """The change of perplexity against base of each predictor, in percent, with its 95% interval."""
     names = [name for name in report.predictors if name != "base"]
     figure, (axes,) = _axes(1, height=1.5 + 0.6 * max(1, len(names)))
@@ -44,7 +49,7 @@ def plot_rows(report: Report, path: Path) -> None:
         f"change of test perplexity against base ({short(report.rows['base'].ppl)}) in %, with 95% interval"
     )
     axes.set_title(f"{report.test_tokens:,} test tokens, {report.store_tokens:,} in the store", fontsize=10)
-    _save(figure, path)
+    return figure
 
 
 def plot_training(history: Sequence[Mapping[str, Any]], best_step: int, path: Path) -> None:

@@ -185,6 +185,7 @@ class Report(BaseModel):
     test_tokens: int
     test_documents: int
     split_documents: dict[str, int]
+    cut_to: dict[str, int] = {}
     store_tokens: int
     model: str
     mix: dict[str, dict[str, Any]]

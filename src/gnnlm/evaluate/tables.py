@@ -165,6 +165,7 @@ def notes(report: Report) -> list[str]:
     )
     return [
         *_few(report),
+        *_cut(report),
         "change: of perplexity against base, with its 95% interval by paired bootstrap over test documents. A change "
         "is significant if its interval leaves out 0, also where the intervals of the perplexities overlap.",
         *_beginnings(report),
@@ -208,6 +209,15 @@ def _few(report: Report) -> list[str]:
     return [
         f"Warning: fewer than {FEW_DOCUMENTS} documents in a split ({', '.join(few)}): intervals are too narrow, and "
         "other text may give other figures."
+    ]
+
+
+def _cut(report: Report) -> list[str]:
+    """Which splits hold only the beginnings of documents."""
+    return [
+        f"Documents of {split} were cut to their first {length:,} tokens, so that {report.split_documents[split]} of "
+        "them fit into its limit (corpus.min_documents). Beginnings are where retrieval helps most."
+        for split, length in report.cut_to.items()
     ]
 
 

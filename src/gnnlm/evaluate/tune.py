@@ -82,7 +82,7 @@ def tune_mixes(
     """
     temperatures, lambdas = grid.temperatures, grid.lambdas
     ks = sorted({min(k, text.table.k) for k in grid.ks})
-    lines = torch.nonzero(text.text.tokens_P >= 0)[:, 0]
+    lines = text.text.token_positions()
     nearest_N = text.table.at(lines, 1).similarity[:, 0]
     edges = bucket_edges(nearest_N, max(1, min(grid.buckets, len(lines) // BUCKET_POSITIONS)))
     bucket_N = bucket_of(nearest_N, edges)
@@ -127,7 +127,7 @@ def choose_mixes(
     One weight has its own k and T; the gate shares those of the buckets. `tuned` is what `tune_mixes` found.
     """
     mixes, table = tuned
-    lines = torch.nonzero(text.text.tokens_P >= 0)[:, 0]
+    lines = text.text.token_positions()
     document_N = text.text.document_of(lines)
     chosen = {}
     for name, mix in mixes.items():

@@ -63,7 +63,7 @@ def sample_text(
     chunk: int = 4096,
 ) -> Sample:
     """Every token of a text under the k and T of a mix, given its log-probabilities; with `sure`, for a gate too."""
-    lines = torch.nonzero(text.text.tokens_P >= 0)[:, 0]
+    lines = text.text.token_positions()
     parts = []
     for start in range(0, len(lines), chunk):
         part = lines[start : start + chunk]

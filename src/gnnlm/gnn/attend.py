@@ -25,7 +25,10 @@ CHUNK_VALUES = {"cpu": 2**20, "cuda": 2**27}  # gathered at once; 4 MB stay in a
 
 
 class Coded(Protocol):
-    """A table that is decoded as it is gathered, in its own space; queries are mapped into it, averages out of it."""
+    """A table that is decoded or joined as it is gathered, in its own space; queries are mapped into it, averages out.
+
+    Keys and values that were projected are gathered as they are: they are never coded.
+    """
 
     @property
     def width(self) -> int: ...
@@ -60,13 +63,13 @@ def attend(
 
 
 def attend_projected(
-    query_NHd: Tensor, bias_NHS: Tensor, mask_NS: Tensor, table_RC: Tensor, lines_NS: Tensor
+    query_NHd: Tensor, bias_NHS: Tensor, mask_NS: Tensor, table_RC: Tensor | Coded, lines_NS: Tensor
 ) -> Tensor:
     """The same over keys and values stored side by side in each line, [N, H, d]; for inference only."""
     heads, head_width = query_NHd.shape[1:]
     bias_NHS, empty_N11 = _masked(bias_NHS, mask_NS)
     out_NHd = torch.empty_like(query_NHd)
-    for part in _chunks(lines_NS, table_RC.shape[1]):
+    for part in _chunks(lines_NS, *_widths([table_RC])):
         lines_nS = lines_NS[part]
         found = _gather(table_RC, lines_nS, query_NHd.dtype).view(*lines_nS.shape, 2, heads, head_width)
         key_nHSd, value_nHSd = found.permute(2, 0, 3, 1, 4)

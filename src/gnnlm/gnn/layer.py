@@ -226,7 +226,6 @@ class GnnLayer(nn.Module):
         bias_NHS = self._edge_bias(graph)
         if sources.projected:
             (table,), (lines_NS,) = sources.tables, sources.lines_NS
-            assert isinstance(table, Tensor)
             return attend_projected(query_NHd, bias_NHS, sources.mask_NS, table, lines_NS).view_as(x_BTD)
         query_NHC = torch.einsum("nhd,hdc->nhc", query_NHd, folded.inter_key_HdC)
         dropout = self._attention_dropout
@@ -242,8 +241,8 @@ class GnnLayer(nn.Module):
         query_NHd = self._split(_linear(self.pre_norm(context_BTD), folded.inter_query).flatten(0, 1))
         if sources.projected:
             (table,), (lines_NS,) = sources.tables, sources.lines_NS
-            assert isinstance(table, Tensor)
-            keys_NSHd = table[lines_NS].float()[..., : self.options.width].unflatten(-1, query_NHd.shape[1:])
+            found_NSC = gathered(table, lines_NS)
+            keys_NSHd = found_NSC[..., : self.options.width].unflatten(-1, query_NHd.shape[1:])
             scores_NHS = torch.einsum("nhd,nshd->nhs", query_NHd, keys_NSHd)
         else:
             query_NHC = torch.einsum("nhd,hdc->nhc", query_NHd, folded.inter_key_HdC)
@@ -251,6 +250,13 @@ class GnnLayer(nn.Module):
             scores_NHS = torch.einsum("nhc,nsc->nhs", query_NHC, torch.cat(found, dim=-1))
         weights_NHS = masked_softmax(scores_NHS + self._edge_bias(graph), sources.mask_NS[:, None])
         return weights_NHS.view(*context_BTD.shape[:2], *weights_NHS.shape[1:])
+
+    def context_attention(self, context_BTD: Tensor, past: KeysValues, band_BTS: Tensor) -> Tensor:
+        """The attention of each token over its intra edges, [B, T, H, S]."""
+        folded, x_BTD = self.folded(), self.pre_norm(context_BTD)
+        key_BSD = torch.cat([past[0], _linear(x_BTD, folded.intra_key)], dim=1)
+        query_BTHd, key_BSHd = self._split(_linear(x_BTD, folded.intra_query)), self._split(key_BSD)
+        return masked_softmax(torch.einsum("bthd,bshd->bths", query_BTHd, key_BSHd), band_BTS[:, :, None])
 
     def project(self, x_RD: Tensor, features_RE: Tensor | None) -> Tensor:
         """Keys and values that inter edges read, side by side, of normed sources, [R, 2 D]."""

@@ -13,10 +13,10 @@ D base width, E = D width of token embeddings, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import safe_open
@@ -33,11 +33,21 @@ from gnnlm.graph.batch import Graph, band_mask
 CHUNK_SLOTS = 2048  # window slots that go through all layers at once: they stay in a CPU's cache
 
 
+class Watched(NamedTuple):
+    """A layer's attention: over the edges from neighbours, and over those from the carried and the new tokens.
+
+    Each is [B, T, H, S], with as many sources S as there are of its kind.
+    """
+
+    inter_BTHS: Tensor
+    intra_BTHS: Tensor
+
+
 @dataclass(frozen=True)
 class Carry:
     """What one block passes on to the next: each layer's keys and values, and their positions.
 
-    A carry is immutable: reading on from it, cropping it or selecting rows of it leaves it unchanged.
+    A carry is immutable: reading on from it, cropping, selecting and joining leave it unchanged.
     """
 
     layers: tuple[KeysValues, ...]
@@ -47,6 +57,22 @@ class Carry:
     def select(self, rows: Tensor) -> Carry:
         """Some texts of the batch, in this order; a text may be taken more than once."""
         return self._each(lambda tensor: tensor[rows])
+
+    def join(self, others: Sequence[Carry]) -> Carry:
+        """The texts of all, one after the other; shorter ones get padding in front."""
+        carries = [self, *others]
+        slots = max(carry.document_BM.shape[1] for carry in carries)
+
+        def joined(tensors: Sequence[Tensor], value: int = 0) -> Tensor:
+            padding = [(0, 0) * (tensor.dim() - 2) + (slots - tensor.shape[1], 0) for tensor in tensors]
+            return torch.cat([F.pad(tensor, pad, value=value) for tensor, pad in zip(tensors, padding, strict=True)])
+
+        layers = tuple(
+            (joined([key for key, _ in same]), joined([value for _, value in same]))
+            for same in zip(*(carry.layers for carry in carries), strict=True)
+        )
+        positions = joined([carry.position_BM for carry in carries])
+        return Carry(layers, positions, joined([carry.document_BM for carry in carries], -1))
 
     def dropping(self, drop_B: Tensor) -> Carry:
         """A carry without the last tokens of each text: they become padding, which no token attends to."""
@@ -127,12 +153,11 @@ class GnnModel(nn.Module):
         carry: Carry | None = None,
         cache: SourceCache | None = None,
         rollback: int = 0,
-        watch: list[Tensor] | None = None,
+        watch: list[Watched] | None = None,
     ) -> tuple[Tensor, Carry]:
         """Updated states [B, T, D], and what the next block of the same texts needs.
 
-        The last `rollback` tokens can later be dropped from the carry. Each layer's attention over inter edges is
-        added to `watch`, [B, T, H, S].
+        The last `rollback` tokens can later be dropped from the carry. Each layer's attention is added to `watch`.
         """
         options = self.options
         batch, tokens = graph.document_BT.shape
@@ -149,7 +174,8 @@ class GnnModel(nn.Module):
         for number, (past, sources) in enumerate(zip(carry.layers, per_layer, strict=True)):
             layer = self.layer(number)
             if watch is not None:
-                watch.append(layer.attention(context_BTD, sources, graph))
+                inter_BTHS = layer.attention(context_BTD, sources, graph)
+                watch.append(Watched(inter_BTHS, layer.context_attention(context_BTD, past, band_BTS)))
             context_BTD, (key_BSD, value_BSD) = layer(context_BTD, past, band_BTS, sources, graph)
             layers.append((key_BSD.detach(), value_BSD.detach()))
         after = Carry(tuple(layers), position_BS, document_BS).kept(options.context - 1 + rollback)

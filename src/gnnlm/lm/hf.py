@@ -229,7 +229,7 @@ class HFModel:
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """See BaseLM.chat."""
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ConfigError("this model's tokenizer has no chat template; write without --chat")
+            raise ConfigError("this model's tokenizer has no chat template; write without chat")
         try:
             text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages], add_generation_prompt=True, tokenize=False

@@ -26,6 +26,8 @@ from gnnlm.lm.hf import HFModel
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+SAFE = {"trust_remote_code": False, "local_files_only": True}
+UNREADABLE = "the file cannot be read; is it whole, and of a kind that transformers supports?"
 NAMED = 3  # tensors that a message names
 REASONS = {  # what transformers says at length, and of its own parameters
     "custom code": "it needs Python code from its own files, which is never run here",
@@ -48,6 +50,12 @@ def load_hf(path: Path, config: LMConfig, device: str) -> HFModel:
             return HFModel(model, tokenizer, config.start, config.dtype)
         except ModelError as error:
             raise ModelError(f"lm.model {config.model}: {error}") from error
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a model directory or a .gguf file, without the model."""
+    with _quiet_transformers() as transformers:
+        return _gguf_tokenizer(transformers, path) if path.is_file() else _folder_tokenizer(transformers, path)
 
 
 def save_hf(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -75,11 +83,9 @@ def _load_folder(transformers: Any, folder: Path) -> tuple[Any, Any]:
     described = _read_json(folder / "config.json")
     _check_architecture(transformers, described)
     _check_weights(folder, described)
-    safe = {"trust_remote_code": False, "local_files_only": True}
     with _refusing("its config.json cannot be used"):
-        config = transformers.AutoConfig.from_pretrained(folder, **safe)
-    with _refusing("its tokenizer cannot be loaded; expected tokenizer.json, or the files that the model came with"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, config=config, **safe)
+        config = transformers.AutoConfig.from_pretrained(folder, **SAFE)
+    tokenizer = _folder_tokenizer(transformers, folder, config)
     with _refusing("its weights cannot be loaded"):
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
@@ -88,11 +94,16 @@ def _load_folder(transformers: Any, folder: Path) -> tuple[Any, Any]:
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
-            **safe,
+            **SAFE,
         )
     shapes = {name: (tuple(theirs), tuple(ours)) for name, theirs, ours in report["mismatched_keys"]}
     _refuse_misfits(report["missing_keys"], report["unexpected_keys"], shapes)
     return model, tokenizer
+
+
+def _folder_tokenizer(transformers: Any, folder: Path, config: Any = None) -> Any:
+    with _refusing("its tokenizer cannot be loaded; expected tokenizer.json, or the files that the model came with"):
+        return transformers.AutoTokenizer.from_pretrained(folder, config=config, **SAFE)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -168,10 +179,10 @@ def _check_weights(folder: Path, described: dict[str, Any]) -> None:
 def _load_gguf(transformers: Any, path: Path) -> tuple[Any, Any]:
     if importlib.util.find_spec("gguf") is None:
         raise ModelError("a .gguf file needs pip install 'gnnlm[gguf]'")
+    tokenizer = _gguf_tokenizer(transformers, path)
     with tempfile.TemporaryDirectory() as empty:  # or transformers would read files that lie beside this one
-        file = {"gguf_file": str(path.resolve()), "trust_remote_code": False, "local_files_only": True}
-        with _refusing("the file cannot be read; is it whole, and of a kind that transformers supports?"):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(empty, **file)
+        file = {"gguf_file": str(path.resolve()), **SAFE}
+        with _refusing(UNREADABLE):
             model, report = transformers.AutoModelForCausalLM.from_pretrained(
                 empty, dtype=torch.float32, output_loading_info=True, **file
             )
@@ -185,6 +196,11 @@ def _load_gguf(transformers: Any, path: Path) -> tuple[Any, Any]:
     }
     _refuse_misfits({*report["missing_keys"], *lost}, {*report["unexpected_keys"], *unused}, shapes)
     return model, tokenizer
+
+
+def _gguf_tokenizer(transformers: Any, path: Path) -> Any:
+    with tempfile.TemporaryDirectory() as empty, _refusing(UNREADABLE):
+        return transformers.AutoTokenizer.from_pretrained(empty, gguf_file=str(path.resolve()), **SAFE)
 
 
 def _compare_with_gguf(path: Path, model: Any) -> tuple[list[str], list[str]]:

@@ -69,7 +69,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class LMPast:
-    """What was read of each text of a batch. A value: reading on, cropping and selecting make new ones."""
+    """What was read of each text of a batch. A value: reading on, cropping, selecting and joining make new ones."""
 
     texts: tuple[Tokens, ...]
     groups: tuple[Group, ...]
@@ -106,6 +106,14 @@ class LMPast:
             if chosen is not None:
                 groups.append(replace(chosen, rows=tuple(new)))
         return LMPast(tuple(self.texts[row] for row in rows), tuple(groups))
+
+    def join(self, others: Sequence[LMPast]) -> LMPast:
+        """The texts of all, one after the other; the next read joins what the model can read on together."""
+        groups, first = [], 0
+        for past in (self, *others):
+            groups += [replace(group, rows=tuple(row + first for row in group.rows)) for group in past.groups]
+            first += len(past)
+        return LMPast(tuple(text for past in (self, *others) for text in past.texts), tuple(groups))
 
 
 class Job(NamedTuple):

@@ -13,11 +13,14 @@ values, token features included).
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,19 +28,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gnnlm.artifact import Artifact, Draft, human_bytes, require_space, writing
+from gnnlm.artifact import Artifact, Draft, file_digest, human_bytes, writing
 from gnnlm.config import CacheConfig
+from gnnlm.corpus.stream import part_name
 from gnnlm.datastore.quantize import CodedTable, Quantizer, train_quantizer
 from gnnlm.datastore.store import Store, mapped
+from gnnlm.datastore.tables import JoinedTable, joined_table
+from gnnlm.engine import Spread, Task, here, load_arrays, save_arrays
 from gnnlm.errors import ArtifactError
 from gnnlm.gnn.layer import NEIGHBOUR, Sources
 from gnnlm.gnn.model import GnnModel, edge_lines, edge_mask
 from gnnlm.gnn.options import GnnOptions
 from gnnlm.graph.batch import Context, Graph, Windows
 from gnnlm.predict.graphs import GraphBuilder
-from gnnlm.progress import Track, say
+from gnnlm.progress import Track, numbered, say
 from gnnlm.retrieval.neighbours import Neighbours
 
+PART, QUANTIZERS = "cache", "quantizers.safetensors"
 SHARD = 8192  # rows between two commits
 TRAIN_ROWS = 16_384  # rows whose states a quantizer is learned from
 TRIAL_TOKENS = 128  # tokens on which `auto` times each form,
@@ -54,7 +61,7 @@ class WindowCache:
     model: GnnModel
     store: Store
     projected: bool
-    tables: Sequence[Tensor | CodedTable]
+    tables: Sequence[Tensor | CodedTable | JoinedTable]
 
     def sources(self, graph: Graph) -> Iterator[Sources]:
         """What the inter edges of each layer read."""
@@ -125,9 +132,20 @@ class Trial:
 
 @torch.inference_mode()
 def build_cache(
-    draft: Draft, model: GnnModel, graphs: GraphBuilder, trial: Trial, config: CacheConfig, seed: int, device: str
+    draft: Draft,
+    model: GnnModel,
+    graphs: GraphBuilder,
+    trial: Trial,
+    config: CacheConfig,
+    seed: int,
+    device: str,
+    made_from: Sequence[Mapping[str, Any]],
+    spread: Spread = here,
 ) -> Artifact:
-    """Build the tables of the chosen form, shard by shard; `auto` times the forms on `trial`."""
+    """Build the tables of the chosen form, segment by segment; `auto` times the forms on `trial`.
+
+    `made_from` says for each segment which network and which states its tables are made from.
+    """
     model.freeze()
     rows, options = len(graphs.store), model.options
     if not draft.resumed:
@@ -140,23 +158,84 @@ def build_cache(
     shapes = table_shapes(options, form == "projected", rows)
     size = cache_bytes(shapes, config)
     say(f"cache: {form} of {rows:,} rows as {config.dtype}, {human_bytes(size)}")
-    require_space(draft.folder, size - draft.bytes_there, "the cache")
-    quantizers = _quantizers(draft, model, graphs, config, seed, device) if config.dtype == "pq" else []
-    writers = [draft.writer(f"layer{number}.npy", *_on_disk(shape, config)) for number, shape in enumerate(shapes)]
-    if not draft.resumed:
-        draft.commit()
-    with Track("cache", rows, "rows", writers[0].rows) as track:
-        for start in range(writers[0].rows, rows, SHARD):
-            tables = _rows_of(model, graphs, torch.arange(start, min(start + SHARD, rows)), form == "projected", device)
-            for number, (writer, table) in enumerate(zip(writers, tables, strict=True)):
-                if quantizers:
-                    codes = quantizers[number].encode(table.flatten(0, -2).numpy())
-                    writer.append(codes.reshape(*table.shape[:-1], -1))
-                else:
-                    writer.append(_rounded(table.numpy(), config.dtype))
+    if config.dtype == "pq" and not draft.resumed:
+        learn = partial(learn_quantizers, model, graphs, config, seed, device)
+        for path in spread(draft.shards, learn, [Task("quantizers", QUANTIZERS)]):
+            path.replace(draft.file(QUANTIZERS))
             draft.commit()
-            track.advance(len(tables[0]))
+    elif not draft.resumed:
+        draft.commit()
+    quantizers = load_quantizers(draft.folder, model, config)
+    tables = TablesWriter(model, graphs, config, quantizers, device)
+    learned = file_digest(draft.folder / QUANTIZERS) if quantizers else None
+    chosen = {"form": form, "dtype": config.dtype, "quantizers": learned}
+    inputs = [{**each, **chosen} for each in made_from]
+    names = [part_name(number, PART) for number in range(len(inputs))]
+    sizes = [
+        cache_bytes(table_shapes(options, form == "projected", len(part)), config) for part in graphs.store.segments
+    ]
+    draft.require_space(dict(zip(names, zip(inputs, sizes, strict=True), strict=True)), 0, "the cache")
+    reads = (f"{draft.folder.name}/{QUANTIZERS}",) if quantizers else ()
+    for number, (first, last) in enumerate(itertools.pairwise(graphs.store.bases.tolist())):
+        label = numbered("cache", number, len(names))
+        rows_of = range(first, last)
+        part = partial(
+            tables.write, rows=rows_of, projected=form == "projected", label=label, spread=spread, reads=reads
+        )
+        draft.part(names[number], inputs[number], part)
     return draft.finish({**facts, "bytes": size})
+
+
+@dataclass(frozen=True)
+class TablesWriter:
+    """Writes the tables of some rows."""
+
+    model: GnnModel
+    graphs: GraphBuilder
+    config: CacheConfig
+    quantizers: Sequence[Quantizer]
+    device: str
+
+    def write(
+        self, draft: Draft, rows: range, projected: bool, label: str, spread: Spread, reads: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Write the tables of these rows; resumes after the last complete shard."""
+        shapes = table_shapes(self.model.options, projected, len(rows))
+        writers = {
+            f"layer{number}": draft.writer(f"layer{number}.npy", *_on_disk(shape, self.config))
+            for number, shape in enumerate(shapes)
+        }
+        done = writers["layer0"].rows
+        tasks = [
+            Task(
+                "tables",
+                f"rows.{some[0]:012d}",
+                {"first": some[0], "last": some[-1] + 1, "projected": projected},
+                reads,
+            )
+            for some in (rows[start : start + SHARD] for start in range(done, len(rows), SHARD))
+        ]
+        with Track(label, len(rows), "rows", done) as track:
+            for path in spread(draft.shards, self.write_shard, tasks):
+                made = load_arrays(path)
+                for name, writer in writers.items():
+                    writer.append(made[name])
+                draft.commit()
+                track.advance(len(made["layer0"]))
+        return {"rows": len(rows)}
+
+    @torch.inference_mode()
+    def write_shard(self, first: int, last: int, projected: bool, path: Path) -> None:
+        """Write the lines of some rows, as they are stored."""
+        tables = _rows_of(self.model, self.graphs, torch.arange(first, last), projected, self.device)
+        made = {}
+        for number, table in enumerate(tables):
+            if self.quantizers:
+                codes = self.quantizers[number].encode(table.flatten(0, -2).numpy())
+                made[f"layer{number}"] = codes.reshape(*table.shape[:-1], -1)
+            else:
+                made[f"layer{number}"] = _rounded(table.numpy(), self.config.dtype)
+        save_arrays(path, made)
 
 
 def open_cache(artifact: Artifact, model: GnnModel, store: Store, device: str) -> WindowCache | None:
@@ -164,15 +243,17 @@ def open_cache(artifact: Artifact, model: GnnModel, store: Store, device: str) -
     form = artifact.facts["form"]
     if form == "none":
         return None
-    tensors = artifact.tensors("quantizers.safetensors") if "quantizers.safetensors" in artifact else {}
-    tables: list[Tensor | CodedTable] = []
+    tensors = artifact.tensors(QUANTIZERS) if QUANTIZERS in artifact else {}
+    parts = artifact.parts or (artifact,)  # older runs have the tables of their one segment here
+    tables: list[Tensor | CodedTable | JoinedTable] = []
     for number in range(len(table_shapes(model.options, form == "projected", 1))):
-        array = artifact.array(f"layer{number}.npy")
-        table = mapped(array.reshape(-1, array.shape[-1])).to(device)
+        arrays = [part.array(f"layer{number}.npy") for part in parts]
+        plain = [mapped(array.reshape(-1, array.shape[-1])).to(device) for array in arrays]
         if tensors:
-            tables.append(CodedTable(table, Quantizer.from_tensors(tensors, f"layer{number}.").to(device)))
+            quantizer = Quantizer.from_tensors(tensors, f"layer{number}.").to(device)
+            tables.append(joined_table([CodedTable(table, quantizer) for table in plain]))
         else:
-            tables.append(table)
+            tables.append(joined_table(plain))
     return WindowCache(model, store, form == "projected", tables)
 
 
@@ -252,24 +333,27 @@ def _rows_of(model: GnnModel, graphs: GraphBuilder, rows_U: Tensor, projected: b
     ]
 
 
-def _quantizers(
-    draft: Draft, model: GnnModel, graphs: GraphBuilder, config: CacheConfig, seed: int, device: str
-) -> list[Quantizer]:
-    """One quantizer per table, learned from rows sampled from the whole store."""
-    file = draft.file("quantizers.safetensors")
-    count = len(table_shapes(model.options, False, 1))
-    if not draft.resumed:
-        rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(graphs.store))[:TRAIN_ROWS]))
-        say(f"cache: learning a code of {config.bytes} bytes per state from {len(rows):,} rows")
-        tables = _rows_of(model, graphs, rows, False, device)
-        tensors: dict[str, Tensor] = {}
-        for number, table in enumerate(tables):
-            sample = table.flatten(0, -2).numpy()
-            tensors |= train_quantizer(sample, config.bytes, seed, "cache.bytes").tensors(f"layer{number}.")
-        with writing(file):
-            save_file(tensors, file)
-    loaded = load_file(file)
-    return [Quantizer.from_tensors(loaded, f"layer{number}.") for number in range(count)]
+@torch.inference_mode()
+def learn_quantizers(
+    model: GnnModel, graphs: GraphBuilder, config: CacheConfig, seed: int, device: str, path: Path
+) -> None:
+    """Write one quantizer per table, learned from rows sampled from the whole store."""
+    rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(graphs.store))[:TRAIN_ROWS]))
+    say(f"cache: learning a code of {config.bytes} bytes per state from {len(rows):,} rows")
+    tensors: dict[str, Tensor] = {}
+    for number, table in enumerate(_rows_of(model, graphs, rows, False, device)):
+        sample = table.flatten(0, -2).numpy()
+        tensors |= train_quantizer(sample, config.bytes, seed, "cache.bytes").tensors(f"layer{number}.")
+    with writing(path):
+        save_file(tensors, path)
+
+
+def load_quantizers(folder: Path, model: GnnModel, config: CacheConfig) -> list[Quantizer]:
+    """The quantizers that were learned, one per table; none where the tables are not coded."""
+    if config.dtype != "pq":
+        return []
+    loaded = load_file(folder / QUANTIZERS)
+    return [Quantizer.from_tensors(loaded, f"layer{n}.") for n in range(len(table_shapes(model.options, False, 1)))]
 
 
 def _on_disk(shape: tuple[int, ...], config: CacheConfig) -> tuple[tuple[int, ...], Any]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from gnnlm.datastore.store import Store
 from gnnlm.errors import ConfigError, ModelError
-from gnnlm.gnn.model import Carry
+from gnnlm.gnn.model import Carry, Watched
 from gnnlm.graph.batch import Context
 from gnnlm.lm.protocol import BaseLM
 from gnnlm.lm.reader import LMPast, Reader
@@ -28,11 +29,13 @@ from gnnlm.retrieval.neighbours import Neighbours
 
 BLOCK = 256  # tokens of a long text that are read at once
 ROLLBACK = 64  # tokens that can be dropped from a past without reading its text again
+Filter = Allowed | Sequence[Allowed | None] | None  # for all texts, or for each
+Following = Pointers | Sequence[Pointers | None] | None
 
 
 @dataclass(frozen=True)
 class Past:
-    """What was read of each text of a batch; immutable: reading on, cropping and selecting make a new one.
+    """What was read of each text of a batch; immutable: reading on, cropping, selecting and joining make a new one.
 
     It holds the base model's cache, bounded by its window; the graph network's keys and values, bounded by its context
     and `ROLLBACK`; the neighbours of the last token; and the token ids of the whole text.
@@ -78,6 +81,19 @@ class Past:
             tuple(self.searches[row] for row in rows),
         )
 
+    def join(self, others: Sequence[Past]) -> Past:
+        """The texts of all, one after the other. All must have been read with the same predictors."""
+        pasts = [self, *others]
+        carries = [past.carry for past in pasts if past.carry is not None]
+        near = [Neighbours.none(len(past)) if past.neighbours is None else past.neighbours for past in pasts]
+        return Past(
+            self.lm.join([past.lm for past in others]),
+            carries[0].join(carries[1:]) if len(carries) == len(pasts) else None,
+            tuple(left for past in pasts for left in past.spare),
+            Neighbours.joined(near),
+            tuple(count for past in pasts for count in past.searches),
+        )
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -109,22 +125,23 @@ class OpenBook:
         tokens: Sequence[Sequence[int]],
         past: Past | None = None,
         wanted: Collection[str] | None = None,
-        allowed: Allowed | None = None,
+        allowed: Filter = None,
         k: int = 0,
-        pointers: Pointers | None = None,
-        watch: list[Tensor] | None = None,
+        pointers: Following = None,
+        watch: list[Watched] | None = None,
     ) -> tuple[Prediction, Past]:
         """What is predicted after each new token of each text, [B, T], and the new past.
 
         Without a past, the texts start here, and the first prediction of each is for its first token: [B, T + 1]. Texts
         may get different numbers of tokens; they are padded on the right, and `Prediction.real` is false at padding.
         `wanted` names the predictors whose states are computed, without it the book's best; at least `k` neighbours
-        are looked up. With `pointers`, searches are saved where the last neighbours lead on; this is approximate.
+        are looked up, where `allowed` lets them. With `pointers`, searches are saved where the last neighbours lead on;
+        this is approximate. Both hold for all texts, or are a list with one for each text.
         `watch` gets the attention of the graph network's layers: see `Predictor.step`.
         """
         wanted = self.predictor.names[-1:] if wanted is None else wanted
         self.predictor.check(wanted)
-        self._check_tokens(tokens)
+        self.check_tokens(tokens)
         gnn = any(STATE_OF[name] == "gnn" for name in wanted)
         if past is not None and gnn and past.carry is None:  # cropped too far, or read without the network
             past = self._again([text.tolist() for text in past.lm.texts], wanted, allowed, pointers)
@@ -134,12 +151,12 @@ class OpenBook:
         keys_BTD = states_BTD if read.keys_BTD is None else self.rounded(read.keys_BTD)
         k = max(k, self.predictor.neighbours_needed(wanted))
         counts = read.real_BT.sum(1).tolist()
-        searches = counts if k else [0] * len(counts)
-        if pointers is None or not k:
-            neighbours = self.search(keys_BTD, read.real_BT, k, allowed)
+        filters, following = for_each(allowed, len(tokens)), for_each(pointers, len(tokens))
+        if not k or not any(following):
+            neighbours, searches = self.search(keys_BTD, read.real_BT, k, filters), counts if k else [0] * len(counts)
         else:
             last = None if past is None else past.neighbours
-            neighbours, searches = self._pointed(tokens, keys_BTD, counts, k, allowed, pointers, past is None, last)
+            neighbours, searches = self._pointed(tokens, keys_BTD, counts, k, filters, following, past is None, last)
         offsets_BT = torch.tensor(before)[:, None] + torch.arange(states_BTD.shape[1])
         document_BT = torch.where(read.real_BT.cpu(), 0, -1)
         carry = None if past is None else past.carry
@@ -155,9 +172,7 @@ class OpenBook:
             tuple(map(sum, zip(searches, [0] * len(tokens) if past is None else past.searches, strict=True))),
         )
 
-    def _again(
-        self, texts: list[list[int]], wanted: Collection[str], allowed: Allowed | None, pointers: Pointers | None
-    ) -> Past:
+    def _again(self, texts: list[list[int]], wanted: Collection[str], allowed: Filter, pointers: Following) -> Past:
         """The past of whole texts, read from their beginning a block at a time."""
         _, past = self.read([text[:BLOCK] for text in texts], None, wanted, allowed, 0, pointers)
         for start in range(BLOCK, max(map(len, texts)), BLOCK):
@@ -170,8 +185,8 @@ class OpenBook:
         keys_BTD: Tensor,
         counts: Sequence[int],
         k: int,
-        allowed: Allowed | None,
-        pointers: Pointers,
+        filters: Sequence[Allowed | None],
+        pointers: Sequence[Pointers | None],
         fresh: bool,
         last: Neighbours | None,
     ) -> tuple[Neighbours, list[int]]:
@@ -187,15 +202,16 @@ class OpenBook:
             left = []
             for line in (number for number, count in enumerate(counts) if place < count):
                 token = -1 if fresh and not place else int(tokens[line][place - fresh])
-                near, follow = before[line], keys_BTD[line, place]
-                led = near and pointers.follow(near, token, follow, k, self.index, self.store, allowed)
+                near, follow, key_D, led = before[line], pointers[line], keys_BTD[line, place], None
+                if near is not None and follow is not None:
+                    led = follow.follow(near, token, key_D, k, self.index, self.store, filters[line])
                 if led is None:
                     left.append(line)
                 else:
                     found.positions[line, place], found.similarity[line, place] = led.positions, led.similarity
                     before[line] = led
             if left:
-                got = self.index.search(keys_BTD[left, place], k, allowed).padded(k)
+                got = self._searched(keys_BTD[left, place], k, [filters[line] for line in left]).padded(k)
                 found.positions[left, place] = got.positions.cpu()
                 found.similarity[left, place] = got.similarity.cpu()
                 for number, line in enumerate(left):
@@ -211,16 +227,29 @@ class OpenBook:
             raise ModelError("the model's states do not fit in fp16; build the run with store.dtype: fp32")
         return rounded
 
-    def search(self, keys_BTD: Tensor, real_BT: Tensor, k: int, allowed: Allowed | None = None) -> Neighbours:
+    def search(self, keys_BTD: Tensor, real_BT: Tensor, k: int, allowed: Filter = None) -> Neighbours:
         """The k nearest allowed neighbours of every real token, [B, T, k]."""
         batch, tokens = real_BT.shape
         if not k:
             return Neighbours.none(batch, tokens)
-        found = self.index.search(keys_BTD[real_BT], k, allowed)
-        spread = Neighbours.none(batch, tokens, k=found.k)
         real_BT = real_BT.cpu()
+        lines = real_BT.nonzero()[:, 0].tolist()
+        filters = for_each(allowed, batch)
+        found = self._searched(keys_BTD[real_BT.to(keys_BTD.device)], k, [filters[line] for line in lines])
+        spread = Neighbours.none(batch, tokens, k=found.k)
         spread.positions[real_BT], spread.similarity[real_BT] = found.positions.cpu(), found.similarity.cpu()
         return spread
+
+    def _searched(self, keys_ND: Tensor, k: int, filters: Sequence[Allowed | None]) -> Neighbours:
+        """The k nearest of each query under its own filter, [N, k]; queries with the same filter are one search."""
+        alike: dict[int, list[int]] = {}
+        for number, allowed in enumerate(filters):
+            alike.setdefault(id(allowed), []).append(number)
+        if len(alike) <= 1:
+            return self.index.search(keys_ND, k, filters[0] if filters else None)
+        parts = [self.index.search(keys_ND[numbers], k, filters[numbers[0]]) for numbers in alike.values()]
+        order = torch.tensor([number for numbers in alike.values() for number in numbers])
+        return Neighbours.joined(parts)[order.argsort()]
 
     def _last(self, neighbours: Neighbours, counts: list[int], before: Neighbours | None) -> Neighbours | None:
         """The neighbours of each text's last position; those from before where nothing new was read."""
@@ -233,7 +262,8 @@ class OpenBook:
             return Neighbours(torch.stack([r.positions for r in rows]), torch.stack([r.similarity for r in rows]))
         return neighbours[torch.arange(len(counts)), torch.tensor(counts) - 1]
 
-    def _check_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
+    def check_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Refuse ids that the model does not have."""
         if not tokens:
             raise ConfigError("read expects at least one text, as a list of token ids")
         for text in tokens:
@@ -241,3 +271,18 @@ class OpenBook:
                 raise ConfigError(
                     f"expected token ids from 0 to {self.lm.vocab_size - 1}, got {min(text)} to {max(text)}"
                 )
+
+
+Choice = TypeVar("Choice")
+
+
+def for_each(choice: Choice | Sequence[Choice | None] | None, texts: int) -> list[Choice | None]:
+    """One for each text, from one for all.
+
+    >>> for_each(None, 2), for_each([3, None], 2)
+    ([None, None], [3, None])
+    """
+    if isinstance(choice, (list, tuple)):
+        assert len(choice) == texts, "one for each text"
+        return list(choice)
+    return [cast("Choice | None", choice)] * texts

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnlm.errors import ConfigError
-from gnnlm.gnn.model import Carry, GnnModel, SourceCache
+from gnnlm.gnn.model import Carry, GnnModel, SourceCache, Watched
 from gnnlm.graph.batch import Context
 from gnnlm.lm.head import Confidence, Head
 from gnnlm.predict.graphs import GraphBuilder
@@ -171,12 +171,12 @@ class Predictor:
         wanted: Collection[str] = PREDICTORS,
         carry: Carry | None = None,
         rollback: int = 0,
-        watch: list[Tensor] | None = None,
+        watch: list[Watched] | None = None,
     ) -> tuple[Prediction, Carry | None]:
         """What is predicted after each context token, [B, T], and what the next block of the same texts needs.
 
         `neighbours` are those of every token, [B, T, K]; the graph takes the nearest `graph_k`. `watch` gets
-        each layer's attention over the edges from neighbours, [B, T, H, S].
+        each layer's attention.
         """
         device = self.head.device
         base_BTD = context.states_BTD.to(device)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.datastore.store import Segment
+from gnnlm.artifact import Draft, fingerprint
+from gnnlm.datastore.store import Store
+from gnnlm.engine import Spread, Task, here, load_arrays, save_arrays
 from gnnlm.graph.batch import Context
 from gnnlm.lm.head import Confidence
-from gnnlm.predict.predictor import Prediction, Predictor
+from gnnlm.predict.predictor import STATE_OF, Prediction, Predictor
 from gnnlm.progress import Track
 from gnnlm.retrieval.neighbours import NeighbourTable
 
 Floats = npt.NDArray[np.float64]
+PARTS = ("gnn", "head", "knn")  # what the seconds of scoring are spent on
+SHARD = 16  # a shard is this many times as long as what is read again before it
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class SearchedText:
     `continuous`: the LM read on from one document to the next, so the split is one text.
     """
 
-    text: Segment
+    text: Store
     table: NeighbourTable
     continuous: bool = False
 
@@ -41,16 +49,29 @@ class SearchedText:
         return positions if self.continuous else positions - self.text.bounds(positions)[0]
 
     def predictions(
-        self, predictor: Predictor, block: int, wanted: Collection[str], positions: Tensor | None = None
+        self,
+        predictor: Predictor,
+        block: int,
+        wanted: Collection[str],
+        positions: Tensor | None = None,
+        shard: range | None = None,
     ) -> Iterator[tuple[Tensor, Prediction]]:
-        """All positions (or some, in order) in blocks: positions [N], and what is predicted there."""
+        """All positions (or some, in order) in blocks: positions [N], and what is predicted there.
+
+        `shard` is a range of blocks. Blocks before it are read for what the network carries over from them, as many
+        as make its predictions the same to the last bit.
+        """
         k = predictor.neighbours_needed(wanted)
         positions = torch.arange(len(self.text)) if positions is None else positions
+        blocks = positions.split(block)
+        shard = range(len(blocks)) if shard is None else shard
         carry = None
-        for positions_N in positions.split(block):
+        for number in range(max(0, shard.start - blocks_before(predictor, block, wanted)), shard.stop):
+            positions_N = blocks[number]
             context, found = self.context(positions_N[None]), self.table.at(positions_N, k)
             prediction, carry = predictor.step(context, found[None], wanted, carry)
-            yield positions_N, prediction[0]
+            if number in shard:
+                yield positions_N, prediction[0]
 
 
 @dataclass(frozen=True)
@@ -76,7 +97,25 @@ def score_text(
     return found.log_probs, found.seconds
 
 
-@torch.inference_mode()
+def blocks_before(predictor: Predictor, block: int, wanted: Collection[str]) -> int:
+    """How many blocks before a block its predictions depend on, to the last bit.
+
+    A token attends to `context` tokens, and through each layer to as many more. Until a whole context is carried,
+    tensors have other shapes, and may round differently.
+    """
+    if predictor.gnn is None or all(STATE_OF[name] == "base" for name in wanted):
+        return 0
+    options = predictor.gnn.options
+    return 1 + math.ceil((options.layers + 1) * (options.context - 1) / block)
+
+
+def shards_of(predictor: Predictor, block: int, wanted: Collection[str], count: int) -> list[range]:
+    """The shards of a text of `count` positions: ranges of blocks."""
+    blocks = math.ceil(count / block)
+    size = SHARD * max(1, blocks_before(predictor, block, wanted))
+    return [range(start, min(start + size, blocks)) for start in range(0, blocks, size)]
+
+
 def score_surely(
     predictor: Predictor,
     text: SearchedText,
@@ -85,33 +124,94 @@ def score_surely(
     wanted: Collection[str],
     confident: Collection[str],
     positions: Tensor | None = None,
+    draft: Draft | None = None,
+    spread: Spread = here,
 ) -> Scored:
-    """Score every token, and keep how sure the softmax of each state named in `confident` was."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in wanted}
-    sure: dict[str, list[Confidence]] = {name: [] for name in confident}
-    asked = predictor.gated(wanted) | set(confident)
-    seconds = {"gnn": 0.0, "head": 0.0, "knn": 0.0}
-    device = predictor.head.device
-    with Track(label, len(text.text) if positions is None else len(positions), "tokens") as track:
-        began = time.perf_counter()
-        for positions_N, prediction in text.predictions(predictor, block, wanted, positions):
-            seconds["gnn"] += time.perf_counter() - began
-            targets_N = text.text.tokens(positions_N)
-            real, targets_N = (targets_N >= 0).to(device), targets_N[targets_N >= 0].to(device)
-            began, prediction = time.perf_counter(), prediction[real]
-            lm = prediction.lm_scores(targets_N, asked)
-            seconds["head"] += time.perf_counter() - began
-            began = time.perf_counter()
-            scores = prediction.mixed_target_log_probs(lm, targets_N, wanted)
-            seconds["knn"] += time.perf_counter() - began
-            for name, values in parts.items():
-                values.append(scores[name].cpu())
-            for name, found in sure.items():
-                found.append(Confidence(*(each.cpu() for each in lm[name].sure or ())))
-            track.advance(len(positions_N))
-            began = time.perf_counter()
+    """Score every token, and keep how sure the softmax of each state named in `confident` was.
+
+    With a draft, its folder keeps the shards that were scored, so that another attempt does not score them again.
+    """
+    count = len(text.text) if positions is None else len(positions)
+    asked = {"block": block, "wanted": sorted(wanted), "confident": sorted(confident)}
+    shards = [range(math.ceil(count / block))] if draft is None else shards_of(predictor, block, wanted, count)
+    found: list[Mapping[str, Any]] = []
+    with Track(label, count, "tokens") as track:
+        if draft is None:
+            for shard in shards:
+                found.append(score_shard(predictor, text, block, wanted, confident, shard, positions, track))
+        else:
+            assert positions is None, "shards are of whole texts"
+            draft.commit()  # there is something to resume from now
+            tasks = [
+                Task("score", f"{fingerprint(asked)}.{shard.start:010d}",
+                     {**asked, "start": shard.start, "stop": shard.stop}, kept=True)
+                for shard in shards
+            ]  # fmt: skip
+            paths = spread(draft.shards, partial(write_shard, predictor, text), tasks)
+            for shard, path in zip(shards, paths, strict=True):
+                found.append(load_arrays(path))
+                track.advance(min(shard.stop * block, count) - shard.start * block)
+    joined = {name: np.concatenate([each[name] for each in found]) for name in (found[0] if found else ())}
+    seconds = joined["seconds"].reshape(-1, len(PARTS)).sum(0)
     return Scored(
-        {name: torch.cat(values).double().numpy() for name, values in parts.items()},
-        seconds,
-        {name: Confidence(*map(torch.cat, zip(*found, strict=True))) for name, found in sure.items()},
+        {name: joined[f"log_probs.{name}"].astype(np.float64) for name in wanted},
+        dict(zip(PARTS, seconds.tolist(), strict=True)),
+        {
+            name: Confidence(*(torch.from_numpy(joined[f"sure.{name}.{field}"]) for field in Confidence._fields))
+            for name in confident
+        },
     )
+
+
+def write_shard(
+    predictor: Predictor,
+    text: SearchedText,
+    block: int,
+    wanted: Collection[str],
+    confident: Collection[str],
+    start: int,
+    stop: int,
+    path: Path,
+) -> None:
+    """Score some blocks of a text, and write what was found."""
+    save_arrays(path, score_shard(predictor, text, block, wanted, confident, range(start, stop)))
+
+
+@torch.inference_mode()
+def score_shard(
+    predictor: Predictor,
+    text: SearchedText,
+    block: int,
+    wanted: Collection[str],
+    confident: Collection[str],
+    shard: range,
+    positions: Tensor | None = None,
+    track: Track | None = None,
+) -> dict[str, npt.NDArray[Any]]:
+    """What the tokens of some blocks score, by predictor; how sure each softmax was; the seconds of each part."""
+    found: dict[str, list[Tensor]] = {f"log_probs.{name}": [] for name in wanted}
+    found |= {f"sure.{name}.{field}": [] for name in confident for field in Confidence._fields}
+    asked = predictor.gated(wanted) | set(confident)
+    seconds = dict.fromkeys(PARTS, 0.0)
+    device = predictor.head.device
+    began = time.perf_counter()
+    for positions_N, prediction in text.predictions(predictor, block, wanted, positions, shard):
+        seconds["gnn"] += time.perf_counter() - began
+        targets_N = text.text.tokens(positions_N)
+        real, targets_N = (targets_N >= 0).to(device), targets_N[targets_N >= 0].to(device)
+        began, prediction = time.perf_counter(), prediction[real]
+        lm = prediction.lm_scores(targets_N, asked)
+        seconds["head"] += time.perf_counter() - began
+        began = time.perf_counter()
+        scores = prediction.mixed_target_log_probs(lm, targets_N, wanted)
+        seconds["knn"] += time.perf_counter() - began
+        for name in wanted:
+            found[f"log_probs.{name}"].append(scores[name].cpu())
+        for name in confident:
+            for field, values in zip(Confidence._fields, lm[name].sure or (), strict=True):
+                found[f"sure.{name}.{field}"].append(values.cpu())
+        if track is not None:
+            track.advance(len(positions_N))
+        began = time.perf_counter()
+    arrays: dict[str, npt.NDArray[Any]] = {name: torch.cat(values).numpy() for name, values in found.items()}
+    return {**arrays, "seconds": np.array(list(seconds.values()))}

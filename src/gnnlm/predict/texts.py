@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gnnlm.corpus.sources import check_text
 from gnnlm.errors import CorpusError
 from gnnlm.predict.open_book import OpenBook
 
-Text = str | tuple[str, str]  # a text, or (context, continuation)
+Part = str | Sequence[int]
+Text = str | tuple[Part, Part]  # a text, or (context, continuation), each as text or as token ids
 BATCH_TOKENS = 1024  # tokens of several texts that are scored at once, padding included
 
 
@@ -29,8 +30,8 @@ class Job:
         if isinstance(text, tuple):
             if len(text) != 2:
                 raise CorpusError(f"expected a pair (context, continuation), got {len(text)} texts")
-            before, after = (tokenized(model, part) for part in text)
-            ids, first, offsets, last = [*before[0], *after[0]], len(before[0]), after[1], text[1]
+            (before, _, _), (after, offsets, last) = (_taken(model, part) for part in text)
+            ids, first = [*before, *after], len(before)
         else:
             ids, offsets = tokenized(model, text)
             first, last = 0, text
@@ -44,6 +45,19 @@ class Job:
             for i, (token, start, end) in enumerate(zip(ids[first:], offsets, ends, strict=True))
         ]
         return cls(number, ids, first, pieces, list(zip(offsets, ends, strict=True)))
+
+
+def _taken(model: OpenBook, part: Part) -> tuple[list[int], list[int], str]:
+    """Token ids, the character at which each starts, and the text; that of ids is made of their pieces."""
+    if isinstance(part, str):
+        return (*tokenized(model, part), part)
+    if not isinstance(part, (list, tuple)) or not all(type(token) is int for token in part):
+        raise CorpusError(f"expected a string or a list of token ids, got {str(part)[:80]}")
+    ids: list[int] = list(part)
+    model.check_tokens([ids])
+    pieces = [model.lm.piece(token) for token in ids]
+    starts = [0, *itertools.accumulate(map(len, pieces))]
+    return ids, starts[:-1], "".join(pieces)
 
 
 def tokenized(model: OpenBook, text: str) -> tuple[list[int], list[int]]:

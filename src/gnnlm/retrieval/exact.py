@@ -64,9 +64,12 @@ class ExactIndex:
 
     def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
         """See `Index.compare`."""
+        return sorted_neighbours(positions_NC.to(self.positions_R), self.similarity(keys_ND, positions_NC), k)
+
+    def similarity(self, keys_ND: Tensor, positions_NC: Tensor) -> Tensor:
+        """See `Index.similarity`."""
         rows_NC = torch.searchsorted(self.positions_R, positions_NC.to(self.positions_R))
-        similarity_NC = self._similarity(as_keys(keys_ND.to(self.keys_RD.device), self.metric), rows_NC)
-        return sorted_neighbours(positions_NC.to(rows_NC), similarity_NC, k)
+        return self._similarity(as_keys(keys_ND.to(self.keys_RD.device), self.metric), rows_NC)
 
     def _scores(self, queries_nD: Tensor, scores_cR: Tensor) -> Tensor:
         """The products of queries and keys, [n, R]; of many queries, in the buffer."""

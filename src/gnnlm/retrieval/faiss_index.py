@@ -1,5 +1,7 @@
 """Approximate search with FAISS: inverted lists, product quantization, or any factory string.
 
+One index is trained, and every segment has a copy of it with its own rows.
+
 Filters are applied inside the search: by a selector if most rows remain, by exact search among the remaining rows if
 the filter is narrow. A query that still finds too few neighbours searches more lists, and finally all of them.
 """
@@ -7,6 +9,7 @@ the filter is narrow. A query that still finds too few neighbours searches more 
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +19,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Draft, writing
+from gnnlm.artifact import Array, Artifact, Draft, file_digest, files_of, found_part, writing
 from gnnlm.config import IndexConfig
 from gnnlm.config.retrieval import ROWS_PER_CLUSTER
+from gnnlm.corpus.stream import Stream, part_name
 from gnnlm.datastore.quantize import LEVELS, check_bytes
-from gnnlm.datastore.store import mapped
+from gnnlm.datastore.store import read_rows
+from gnnlm.engine import Spread, Task, here
 from gnnlm.errors import ConfigError
-from gnnlm.progress import Track
+from gnnlm.progress import Track, numbered, say
 from gnnlm.retrieval.exact import ExactIndex, sorted_neighbours
-from gnnlm.retrieval.index import Allowed, Ids, as_keys
+from gnnlm.retrieval.index import Allowed, Rows, as_keys, key_file, keys_of
 from gnnlm.retrieval.neighbours import Neighbours
 
 Floats = npt.NDArray[np.float32]
+PART, TRAINED = "index", "trained.faiss"
 TRAIN_ROWS = 262_144  # a quantizer is trained on this many rows, or on more if it has very many clusters
 BATCH = 65_536
 MANY_CLUSTERS = 65_536  # beyond this, the clusters themselves are searched through an HNSW graph
@@ -36,14 +42,14 @@ FETCH_AT_ONCE = 2**26  # rows asked of the index in one call, over all queries: 
 
 
 class FaissIndex:
-    """A FAISS index, the position of each of its rows, and the keys it was made from."""
+    """A FAISS index, which positions its rows have, and the keys it was made from."""
 
-    def __init__(self, index: Any, keys: npt.NDArray[Any], positions: Tensor, metric: str) -> None:
-        self._index, self._keys, self.positions_R, self.metric = index, keys, positions, metric
+    def __init__(self, index: Any, keys: Array, rows: Rows, metric: str) -> None:
+        self._index, self._keys, self._rows, self.metric = index, keys, rows, metric
         self._ivf = faiss.try_extract_index_ivf(index)
 
     def __len__(self) -> int:
-        return len(self.positions_R)
+        return len(self._rows)
 
     def search(self, keys_ND: Tensor, k: int, allowed: Allowed | None = None) -> Neighbours:
         """See `Index.search`; the search is approximate."""
@@ -52,17 +58,22 @@ class FaissIndex:
             return Neighbours.none(len(keys_ND), k=k)
         allowed = allowed or Allowed()
         if allowed.positions is not None:
-            open_R = allowed.positions[self.positions_R]
+            open_R = self._rows.open(allowed.positions)
             if int(open_R.sum()) <= NARROW:
-                few = ExactIndex.over(self._keys, self.positions_R[open_R], self.metric)
+                positions = self._rows.positions(torch.nonzero(open_R)[:, 0])
+                few = ExactIndex.over(self._keys, positions, self.metric)
                 return few.search(keys_ND, k, Allowed(allowed.barred)).padded(k)
             return self._search(keys_ND, k, allowed.barred, open_R.numpy())
         return self._search(keys_ND, k, allowed.barred, None)
 
     def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
         """See `Index.compare`."""
-        positions = positions_NC.unique()
-        return ExactIndex.over(self._keys, positions, self.metric).compare(keys_ND, positions_NC, k)
+        return sorted_neighbours(positions_NC, self.similarity(keys_ND, positions_NC), k)
+
+    def similarity(self, keys_ND: Tensor, positions_NC: Tensor) -> Tensor:
+        """See `Index.similarity`."""
+        few = ExactIndex.over(self._keys, positions_NC.unique(), self.metric)
+        return few.similarity(keys_ND, positions_NC)
 
     def _search(
         self, keys_ND: Tensor, k: int, barred: tuple[Tensor, Tensor] | None, open_R: npt.NDArray[np.bool_] | None
@@ -98,7 +109,7 @@ class FaissIndex:
         missing = rows < 0
         if self._index.metric_type == faiss.METRIC_L2:  # FAISS gives squared distances; between unit vectors 2 - 2 cos
             scores = 1 - scores / 2 if self.metric == "cosine" else -scores
-        positions = self.positions_R.numpy()[np.maximum(rows, 0)]
+        positions = self._rows.positions(torch.from_numpy(np.maximum(rows, 0))).numpy()
         return Neighbours(
             torch.from_numpy(np.where(missing, -1, positions)),
             torch.from_numpy(np.where(missing, -np.inf, scores).astype(np.float32)),
@@ -158,29 +169,77 @@ def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
     return index
 
 
-def write_faiss_index(draft: Draft, keys: npt.NDArray[Any], positions: Ids, config: IndexConfig, seed: int) -> None:
-    """Train an index on a sample of the keys and add all of them."""
-    index = empty_index(config, keys.shape[1], len(positions))
+def build_faiss_parts(
+    draft: Draft, encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, spread: Spread = here
+) -> None:
+    """Train an index on a sample of all keys, and make a copy of it with the rows of each segment."""
+    file = draft.file(TRAINED)
+    if not draft.resumed:
+        for path in spread(draft.shards, partial(train_to, encoded, stream, config, seed), [Task("trained", TRAINED)]):
+            path.replace(file)
+            draft.commit()
+    learned, segments = file_digest(file), zip(stream.segments, files_of(encoded, "train."), strict=True)
+    inputs = [
+        {"states": files.artifact.fingerprint, "text": text.fingerprint, "trained": learned, "metric": config.metric}
+        for text, files in segments
+    ]
+    names = [part_name(number, PART) for number in range(len(inputs))]
+    missing = [n for n, name in enumerate(names) if found_part(draft.path.parent / name, inputs[n]) is None]
+    reads = (f"{draft.folder.name}/{TRAINED}",)
+    tasks = [Task("filled", f"index.{number:04d}", {"segment": number}, reads) for number in missing]
+    filled = spread(draft.shards, partial(fill_index, encoded, stream, config.metric, file), tasks)
+
+    def moved(part: Draft, number: int) -> dict[str, Any]:
+        next(filled).replace(part.file("index.faiss"))
+        return {"rows": len(Rows.of(stream.segments[number]))}
+
+    for number, name in enumerate(names):
+        draft.part(name, inputs[number], partial(moved, number=number))
+
+
+def train_to(encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, path: Path) -> None:
+    """Write a trained index."""
+    index = train_index(keys_of(encoded, "train"), Rows.of(stream), config, seed)
+    with writing(path):
+        faiss.write_index(index, str(path))
+
+
+def train_index(keys: Array, rows: Rows, config: IndexConfig, seed: int) -> Any:
+    """An index without rows, trained on some of the keys."""
+    index = empty_index(config, keys.shape[1], len(rows))
     ivf = faiss.try_extract_index_ivf(index)
-    wanted = training_rows(0 if ivf is None else ivf.nlist, len(positions))
-    sample = np.sort(positions[np.random.default_rng(seed).permutation(len(positions))[:wanted]])
+    wanted = training_rows(0 if ivf is None else ivf.nlist, len(rows))
+    sample = np.sort(np.random.default_rng(seed).permutation(len(rows))[:wanted])
     if ivf is not None:
         ivf.cp.seed = seed + 1
         ivf.cp.min_points_per_centroid = 1
-    with Track("index", len(positions), "rows") as track:
-        try:
-            index.train(_keys(keys, sample, config.metric))
-        except RuntimeError as error:
-            raise _unusable(config, keys.shape[1], error) from error
-        for start in range(0, len(positions), BATCH):
-            rows = positions[start : start + BATCH]
-            index.add(_keys(keys, rows, config.metric))
-            track.advance(len(rows))
-    with writing(draft.file("index.faiss")):
-        faiss.write_index(index, str(draft.folder / "index.faiss"))
+    say(f"index: training on {len(sample):,} of {len(rows):,} rows")
+    try:
+        index.train(_keys(keys, rows.positions(torch.from_numpy(sample)), config.metric))
+    except RuntimeError as error:
+        raise _unusable(config, keys.shape[1], error) from error
+    return index
 
 
-def open_faiss_index(path: Path, keys: npt.NDArray[Any], positions: Tensor, metric: str, probes: int) -> FaissIndex:
+def fill_index(encoded: Artifact, stream: Stream, metric: str, trained: Path, segment: int, path: Path) -> None:
+    """Write a copy of a trained index with the rows of one segment."""
+    keys, rows = files_of(encoded, "train.")[segment].array(key_file(encoded)), Rows.of(stream.segments[segment])
+    fill_with(trained, keys, rows, metric, path, numbered("index", segment, len(stream.segments)))
+
+
+def fill_with(trained: Path, keys: Array, rows: Rows, metric: str, path: Path, label: str = "index") -> None:
+    """Write a copy of a trained index with these rows."""
+    index = faiss.read_index(str(trained))
+    with Track(label, len(rows), "rows") as track:
+        for start in range(0, len(rows), BATCH):
+            some = torch.arange(start, min(start + BATCH, len(rows)))
+            index.add(_keys(keys, rows.positions(some), metric))
+            track.advance(len(some))
+    with writing(path):
+        faiss.write_index(index, str(path))
+
+
+def open_faiss_index(path: Path, keys: Array, rows: Rows, metric: str, probes: int) -> FaissIndex:
     index = faiss.read_index(str(path))
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
@@ -188,11 +247,11 @@ def open_faiss_index(path: Path, keys: npt.NDArray[Any], positions: Tensor, metr
         quantizer = faiss.downcast_index(ivf.quantizer)
         if isinstance(quantizer, faiss.IndexHNSW):  # clusters are found through a graph: examine more than are needed
             quantizer.hnsw.efSearch = max(quantizer.hnsw.efSearch, 2 * ivf.nprobe)
-    return FaissIndex(index, keys, positions, metric)
+    return FaissIndex(index, keys, rows, metric)
 
 
-def _keys(keys: npt.NDArray[Any], rows: Ids, metric: str) -> Floats:
-    made: Floats = np.ascontiguousarray(as_keys(mapped(keys)[torch.from_numpy(rows)], metric).numpy())
+def _keys(keys: Array, positions: Tensor, metric: str) -> Floats:
+    made: Floats = np.ascontiguousarray(as_keys(read_rows(keys, positions), metric).numpy())
     return made
 
 

@@ -3,26 +3,67 @@
 A key is the state (or the last feed-forward's input), scaled to unit length under cosine. Rows without a token (the
 position past a document's last) are not indexed: there is nothing to copy from them.
 
-Exact search is `exact.py`; everything approximate is FAISS, in `faiss_index.py`.
+Every segment of the store is searched by itself, and the results are merged (`segmented.py`). Exact search is
+`exact.py`; everything approximate is FAISS, in `faiss_index.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Artifact, Draft
+from gnnlm.artifact import Array, Artifact, Draft, files_of, joined
 from gnnlm.config import IndexConfig
-from gnnlm.corpus.stream import END, Stream
+from gnnlm.corpus.stream import Stream
+from gnnlm.engine import Spread, here
 from gnnlm.progress import say
 from gnnlm.retrieval.neighbours import Neighbours
 
 Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of an index: all positions that have a token, which are all but the last of each document.
+
+    `starts` is where each document begins, and the end, [documents + 1]; so a row's position takes no memory.
+
+    >>> rows = Rows(torch.tensor([0, 3, 5]))
+    >>> len(rows), rows.positions(torch.tensor([0, 1, 2])).tolist(), rows.all().tolist()
+    (3, [0, 1, 3], [0, 1, 3])
+    """
+
+    starts: Tensor
+
+    @classmethod
+    def of(cls, stream: Stream) -> Rows:
+        return cls(torch.from_numpy(np.array(stream.starts)))
+
+    def __len__(self) -> int:
+        return int(self.starts[-1]) - (len(self.starts) - 1)
+
+    @cached_property
+    def _first_rows(self) -> Tensor:
+        return self.starts[:-1] - torch.arange(len(self.starts) - 1)
+
+    def positions(self, rows: Tensor) -> Tensor:
+        """The position of each row: as many further on as documents have ended before it."""
+        return rows + torch.searchsorted(self._first_rows, rows.contiguous(), right=True) - 1
+
+    def all(self) -> Tensor:
+        return self.positions(torch.arange(len(self)))
+
+    def open(self, positions_P: Tensor) -> Tensor:
+        """Which rows are open, given which positions are."""
+        has_token_P = torch.ones(len(positions_P), dtype=torch.bool)
+        has_token_P[self.starts[1:] - 1] = False
+        return positions_P[has_token_P]
 
 
 @dataclass(frozen=True)
@@ -35,6 +76,23 @@ class Allowed:
 
     barred: tuple[Tensor, Tensor] | None = None
     positions: Tensor | None = None
+
+    def within(self, first: int, last: int) -> Allowed:
+        """The same for the positions from `first` on, before `last`, counted from there.
+
+        >>> barred = (torch.tensor([3, 0]), torch.tensor([6, 2]))
+        >>> [end.tolist() for end in Allowed(barred).within(5, 9).barred]
+        [[0, 0], [1, -1]]
+        """
+        positions = None if self.positions is None else self.positions[first:last]
+        if self.barred is None:
+            return Allowed(None, positions)
+        low = (self.barred[0] - first).clamp(min=0)
+        high = (self.barred[1] - first).clamp(max=last - first - 1)
+        inside = low <= high
+        if not bool(inside.any()):
+            return Allowed(None, positions)
+        return Allowed((low.where(inside, 0), high.where(inside, -1)), positions)
 
 
 class Index(Protocol):
@@ -58,6 +116,10 @@ class Index(Protocol):
         """The k nearest of some indexed positions of each query, by similarities computed from the keys."""
         ...
 
+    def similarity(self, keys_ND: Tensor, positions_NC: Tensor) -> Tensor:
+        """The similarity of each query with some indexed positions, computed from the keys, [N, C]."""
+        ...
+
 
 def as_keys(states: Tensor, metric: str) -> Tensor:
     """States as float32 keys; unit length under cosine.
@@ -71,33 +133,58 @@ def as_keys(states: Tensor, metric: str) -> Tensor:
     return keys
 
 
-def keys_of(store: Artifact, split: str) -> npt.NDArray[Any]:
-    """The search keys of a split: its states, or the keys stored with them."""
-    return store.array(f"{split}.{'states' if store.facts.get('key', 'state') == 'state' else 'keys'}.npy")
+def keys_of(encoded: Artifact, split: str) -> Array:
+    """The search keys of a split, through all its segments: its states, or the keys stored with them."""
+    return joined([files.array(key_file(encoded)) for files in files_of(encoded, f"{split}.")])
 
 
-def build_index(draft: Draft, store: Artifact, stream: Stream, config: IndexConfig, seed: int) -> Artifact:
-    """Index the train split of a store. Exact search needs no file of its own: it reads the store's keys."""
-    keys = keys_of(store, "train")
-    positions = np.flatnonzero(np.asarray(stream.tokens) != END).astype(np.int64)
-    draft.save("positions.npy", positions)
+def key_file(encoded: Artifact) -> str:
+    return "states.npy" if encoded.facts.get("key", "state") == "state" else "keys.npy"
+
+
+def build_index(
+    draft: Draft, encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, spread: Spread = here
+) -> Artifact:
+    """Index the train split. Exact search needs no file of its own: it reads the store's keys."""
+    rows = Rows.of(stream)
     if config.kind == "exact":
-        say(f"index: exact search over {len(positions):,} rows")
+        say(f"index: exact search over {len(rows):,} rows")
     else:
-        from gnnlm.retrieval.faiss_index import write_faiss_index
+        from gnnlm.retrieval.faiss_index import build_faiss_parts
 
-        write_faiss_index(draft, keys, positions, config, seed)
-    return draft.finish({"rows": len(positions), "metric": config.metric, "kind": config.kind})
+        build_faiss_parts(draft, encoded, stream, config, seed, spread)
+    return draft.finish({"rows": len(rows), "metric": config.metric, "kind": config.kind})
 
 
-def open_index(artifact: Artifact, store: Artifact, probes: int, device: str = "cpu") -> Index:
-    """The index of a run over the keys of its store."""
-    positions = torch.from_numpy(np.array(artifact.array("positions.npy")))
-    keys, metric = keys_of(store, "train"), artifact.facts["metric"]
-    if artifact.facts["kind"] == "exact":
-        from gnnlm.retrieval.exact import ExactIndex
+def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, device: str = "cpu") -> Index:
+    """The index of a run over the keys of its store; a segment's part is read at the first search."""
+    from gnnlm.retrieval.segmented import SegmentedIndex
 
-        return ExactIndex.over(keys, positions, metric, device)
+    if made.facts["kind"] == "exact":
+        return open_exact(encoded, stream, made.facts["metric"], device)
     from gnnlm.retrieval.faiss_index import open_faiss_index
 
-    return open_faiss_index(artifact.file("index.faiss"), keys, positions, metric, probes)
+    metric, files = made.facts["metric"], files_of(encoded, "train.")
+    parts = made.parts or (made,)  # an older run has the index of its one segment here
+
+    def opened(number: int) -> Index:
+        keys = files[number].array(key_file(encoded))
+        return open_faiss_index(
+            parts[number].file("index.faiss"), keys, Rows.of(stream.segments[number]), metric, probes
+        )
+
+    return SegmentedIndex.over(stream, metric, opened)
+
+
+def open_exact(encoded: Artifact, stream: Stream, metric: str, device: str = "cpu") -> Index:
+    """Exact search over the keys of a store, whatever index its run has."""
+    from gnnlm.retrieval.exact import ExactIndex
+    from gnnlm.retrieval.segmented import SegmentedIndex
+
+    files = files_of(encoded, "train.")
+
+    def opened(number: int) -> Index:
+        positions_R = Rows.of(stream.segments[number]).all()
+        return ExactIndex.over(files[number].array(key_file(encoded)), positions_R, metric, device)
+
+    return SegmentedIndex.over(stream, metric, opened)

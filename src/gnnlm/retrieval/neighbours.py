@@ -6,6 +6,7 @@ Shapes: K neighbours; any shape of queries before it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,13 @@ class Neighbours:
         [[-1], [-1]]
         """
         return cls(torch.full((*queries, k), -1), torch.full((*queries, k), -math.inf))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Neighbours]) -> Neighbours:
+        """The queries of all, one after the other; where there are fewer neighbours, empty ones."""
+        k = max(part.k for part in parts)
+        padded = [part.padded(k) for part in parts]
+        return cls(torch.cat([p.positions for p in padded]), torch.cat([p.similarity for p in padded]))
 
     @property
     def k(self) -> int:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from gnnlm.artifact import Artifact, Draft, require_space
 from gnnlm.config import Config
 from gnnlm.corpus.stream import Stream
-from gnnlm.datastore.store import mapped
+from gnnlm.datastore.store import read_rows
+from gnnlm.engine import Spread, Task, Work, here, load_arrays, save_arrays
 from gnnlm.progress import Track
 from gnnlm.retrieval.index import Allowed, Ids, Index
 from gnnlm.retrieval.neighbours import NeighbourTable
@@ -34,11 +39,15 @@ class LeakageRule:
     carried: int = 0
 
     @classmethod
-    def of(cls, config: Config, receptive_field: int) -> LeakageRule:
-        """The rule that a config asks for, with a base model of this receptive field."""
+    def of(cls, config: Config, receptive_field: int, unbroken: bool = False) -> LeakageRule:
+        """The rule that a config asks for, with a base model of this receptive field.
+
+        Training reads blocks, and nothing is carried from one to the next; `unbroken` is for documents read whole.
+        """
         gnn = config.gnn
         hops = max(0, gnn.layers - 1)  # the first layer retrieves, each later one passes on
-        carried = min(config.train.block - 1, hops * (gnn.context - 1))
+        carried = hops * (gnn.context - 1)
+        carried = carried if unbroken else min(config.train.block - 1, carried)
         return cls(receptive_field, max(gnn.left, gnn.right), config.exclude == "document", carried)
 
     @property
@@ -86,6 +95,11 @@ class Queries:
     def are_all(self) -> bool:
         return len(self.positions) == len(self.stream)
 
+    @cached_property
+    def places(self) -> Ids | None:
+        """The offset of each position in its text, where the rule asks for it."""
+        return self.stream.places() if self.continuous and self.rule is not None else None
+
     def allowed(self, positions: Ids, places: Ids | None) -> Allowed | None:
         """The store positions that these positions may find."""
         if self.rule is None:
@@ -96,44 +110,88 @@ class Queries:
         return Allowed(barred=(torch.from_numpy(np.asarray(low)), torch.from_numpy(np.asarray(high))))
 
 
-def build_tables(draft: Draft, splits: list[Queries], index: Index, rows: int, shard: int) -> Artifact:
+def build_tables(
+    draft: Draft, splits: list[Queries], index: Index, rows: int, shard: int, spread: Spread = here
+) -> Artifact:
     """A table for each split; `rows` is the store's size, `shard` the number of queries between two commits."""
     for queries in splits:
         if not queries.are_all:
             draft.save(f"{queries.stream.split}.positions.npy", queries.positions)
     needed = sum(8 * len(queries.positions) * queries.k for queries in splits)
     require_space(draft.folder, needed - draft.bytes_there, "the neighbour tables")
+    by_split = {queries.stream.split: queries for queries in splits}
     for queries in splits:
-        _fill_table(draft, queries, index, np.dtype(np.int32 if rows < 2**31 else np.int64), shard)
-    names = [queries.stream.split for queries in splits]
+        _fill_table(draft, queries, ids_dtype(rows), shard, partial(search_shard, by_split, index, rows), spread)
     return draft.finish(
         {
-            "k": {queries.stream.split: queries.k for queries in splits},
-            "seconds": {split: draft.notes[f"{split}.seconds"] for split in names},
-            "short_of_k": {split: draft.notes[f"{split}.short"] for split in names},
+            "k": {split: queries.k for split, queries in by_split.items()},
+            "seconds": {split: draft.notes[f"{split}.seconds"] for split in by_split},
+            "short_of_k": {split: draft.notes[f"{split}.short"] for split in by_split},
         }
     )
 
 
-def _fill_table(draft: Draft, queries: Queries, index: Index, ids_dtype: np.dtype[Any], shard: int) -> None:
+def ids_dtype(rows: int) -> np.dtype[Any]:
+    """The type of positions in the tables of a store with this many."""
+    return np.dtype(np.int32 if rows < 2**31 else np.int64)
+
+
+def search_shard(
+    splits: Mapping[str, Queries], index: Index, rows: int, split: str, start: int, stop: int, path: Path
+) -> None:
+    """Write the neighbours of some queried positions of a split, counted from `start` to `stop`."""
+    queries = splits[split]
+    positions, k = queries.positions[start:stop], queries.k
+    keys_ND = read_rows(queries.keys, torch.from_numpy(positions))
+    found = index.search(keys_ND, k, queries.allowed(positions, queries.places)).padded(k).to("cpu")
+    ids = found.positions.numpy().astype(ids_dtype(rows))
+    save_arrays(path, {"ids": ids, "similarity": found.similarity.numpy()})
+
+
+def _fill_table(draft: Draft, queries: Queries, kind: np.dtype[Any], shard: int, search: Work, spread: Spread) -> None:
     """Write a line for each queried position; resumes after the last complete shard."""
-    split, rows, keys = queries.stream.split, len(queries.positions), mapped(queries.keys)
-    ids = draft.writer(f"{split}.ids.npy", (rows, queries.k), ids_dtype)
+    split, rows = queries.stream.split, len(queries.positions)
+    ids = draft.writer(f"{split}.ids.npy", (rows, queries.k), kind)
     similarity = draft.writer(f"{split}.similarity.npy", (rows, queries.k), np.float32)
     seconds, short = draft.notes.get(f"{split}.seconds", 0.0), draft.notes.get(f"{split}.short", 0)
-    places = queries.stream.places() if queries.continuous and queries.rule is not None else None
+    tasks = [
+        Task("search", f"{split}.{start:012d}", {"split": split, "start": start, "stop": min(start + shard, rows)})
+        for start in range(ids.rows, rows, shard)
+    ]
     with Track(f"search {split}", rows, "queries", ids.rows) as track:
-        for start in range(ids.rows, rows, shard):
-            positions = queries.positions[start : start + shard]
-            found = index.search(
-                keys[torch.from_numpy(positions)], queries.k, queries.allowed(positions, places)
-            ).padded(queries.k)
-            ids.append(found.positions.cpu().numpy())
-            similarity.append(found.similarity.cpu().numpy())
-            short += int((found.positions[:, -1] < 0).sum())
+        for path in spread(draft.shards, search, tasks):
+            found = load_arrays(path)
+            ids.append(found["ids"])
+            similarity.append(found["similarity"])
+            short += int((found["ids"][:, -1] < 0).sum())
             draft.notes.update({f"{split}.seconds": seconds + track.seconds, f"{split}.short": short})
             draft.commit()
-            track.advance(len(positions))
+            track.advance(len(found["ids"]))
+
+
+def search_table(
+    index: Index,
+    keys_ND: Tensor,
+    k: int,
+    chunk: int,
+    label: str,
+    positions_N: Tensor | None = None,
+    allowed: Allowed | None = None,
+) -> NeighbourTable:
+    """The neighbours of some keys, in memory, `chunk` keys at a time.
+
+    `positions_N` are the text positions of the keys, ascending, where they are not all of them. `allowed` may bar
+    positions for all queries alike.
+    """
+    assert allowed is None or allowed.barred is None
+    k, parts = min(k, len(index)), []
+    with Track(label, len(keys_ND), "queries") as track:
+        for keys_nD in keys_ND.split(chunk):
+            found = index.search(keys_nD, k, allowed).padded(k)
+            parts.append((found.positions.cpu().numpy(), found.similarity.cpu().numpy()))
+            track.advance(len(keys_nD))
+    ids, similarity = map(np.concatenate, zip(*parts, strict=True))
+    return NeighbourTable(ids, similarity, positions_N)
 
 
 def open_table(tables: Artifact, split: str) -> NeighbourTable:

@@ -46,15 +46,35 @@ def _corpus_inputs(run: Run, _: Facts) -> dict[str, Any]:
             if not was:
                 raise
             warn(f"{error}; the corpus that was built earlier is used")
-    section = _section(corpus, "corpus", skip=("data_dir", *WHERE))
-    overlap = {"corpus.overlap": corpus.overlap_rule}
-    return {**section, **overlap, **text, "seed": run.config.seed, "model files": _model_files(run, was)}
+    section = _section(corpus, "corpus", skip=("data_dir", "min_documents", *WHERE))
+    section["corpus.overlap"] = corpus.overlap_rule
+    limited = corpus.max_valid_tokens is not None or corpus.max_test_tokens is not None
+    older = run.reading and was and "corpus.min_documents" not in was  # can be read as it is
+    if limited and corpus.shared_by > 1 and not older:
+        section["corpus.min_documents"] = corpus.shared_by
+    if (segment := _segment_tokens(run, was)) is not None:
+        section["store.segment_tokens"] = segment
+    return {**section, **text, "seed": run.config.seed, "model files": _model_files(run, was)}
+
+
+def _segment_tokens(run: Run, was: Mapping[str, Any]) -> int | None:
+    """The size of a segment, as far as it matters: a train text that fits into one is the same whatever the size.
+
+    None for a corpus that was made before there were segments: it has one.
+    """
+    size = run.config.store.segment_tokens
+    if not was:
+        return size
+    train, before = read_manifest((run.origin or run).path("corpus"))["facts"]["train"], was.get("store.segment_tokens")
+    positions = train["tokens"] + train["documents"]
+    alike = positions <= size and (before is None or positions <= before)
+    return before if alike or (run.reading and before is None) else size
 
 
 def _made_from(run: Run, name: str) -> Mapping[str, Any]:
     """The inputs that a stage was built from; empty if it is not built or cannot be read."""
     try:
-        inputs: dict[str, Any] = read_manifest(run.path(name))["inputs"]
+        inputs: dict[str, Any] = read_manifest((run.origin or run).path(name))["inputs"]
     except ArtifactError:
         return {}
     return inputs
@@ -88,7 +108,7 @@ def _lm_inputs(run: Run, facts: Facts) -> dict[str, Any]:
 
 def _encode_inputs(run: Run, _: Facts) -> dict[str, Any]:
     lm = _section(run.config.lm, "lm", skip=("model", "device", "architecture", "train", "finetune"))
-    return {**lm, **_section(run.config.store, "store")}
+    return {**lm, **_section(run.config.store, "store", skip=("segment_tokens",))}
 
 
 def _codec_inputs(run: Run, _: Facts) -> dict[str, Any]:
@@ -108,7 +128,7 @@ def _search_inputs(run: Run, facts: Facts) -> dict[str, Any]:
 
     config = run.config
     rule = LeakageRule.of(config, facts["encode"]["receptive_field"])
-    idle = rule.whole_document and not config.lm.continuous  # nothing beyond the document can leak
+    idle = config.exclude == "none" or (rule.whole_document and not config.lm.continuous)  # the document is enough
     return {
         **({} if idle else {"leakage span": rule.span}),
         **_section(config.search, "search"),

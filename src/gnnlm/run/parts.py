@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cached_property
+import itertools
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,8 @@ import torch
 from gnnlm.artifact import Array
 from gnnlm.corpus.stream import SPLITS, Stream
 from gnnlm.datastore.codec import open_codec
-from gnnlm.datastore.store import Segment, Store, mapped
+from gnnlm.datastore.encode import Encoder
+from gnnlm.datastore.store import Store
 from gnnlm.gnn.model import GnnModel
 from gnnlm.lm.adaptive_softmax import load_head
 from gnnlm.lm.head import Head
@@ -24,8 +25,10 @@ from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import Predictor
 from gnnlm.predict.score import SearchedText
 from gnnlm.progress import say
-from gnnlm.retrieval.index import Ids, Index, open_index
-from gnnlm.retrieval.search import open_table
+from gnnlm.retrieval.index import Ids, Index, keys_of, open_index
+from gnnlm.retrieval.search import LeakageRule, Queries, open_table
+from gnnlm.retrieval.segmented import SegmentedIndex, SpreadIndex
+from gnnlm.run.shards import open_group, place_of
 
 if TYPE_CHECKING:
     from gnnlm.run.run import Run
@@ -56,6 +59,10 @@ class Parts:
         return lm
 
     @cached_property
+    def encoder(self) -> Encoder:
+        return Encoder(self.lm, self._run.config.lm, self._run.config.store)
+
+    @cached_property
     def streams(self) -> dict[str, Stream]:
         return {split: Stream(self._run.artifact("corpus"), split) for split in SPLITS}
 
@@ -71,22 +78,48 @@ class Parts:
     # -- store and neighbours ------------------------------------------------------------------------------
 
     @cached_property
-    def segments(self) -> dict[str, Segment]:
+    def encoded(self) -> dict[str, Store]:
         """Every split as it was encoded."""
         encoded = self._run.artifact("encode")
-        return {split: Segment.open(encoded, stream) for split, stream in self.streams.items()}
+        return {split: Store.open(encoded, stream) for split, stream in self.streams.items()}
 
     @cached_property
     def store(self) -> Store:
         """The store: the train text, with coded states where there is a codec."""
-        coded = open_codec(self._run.artifact("codec"), self.device)
-        segment = self.segments["train"]
-        return Store([segment if coded is None else segment.coded(coded)])
+        tables = open_codec(self._run.artifact("codec"), self.device)
+        train = self.encoded["train"]
+        return train if tables is None else train.coded(tables)
 
     @cached_property
     def index(self) -> Index:
-        probes = self._run.config.index.probes
-        return open_index(self._run.artifact("index"), self._run.artifact("encode"), probes, self.device)
+        """The index over all segments, which the engine may hold elsewhere."""
+        made, encoded, probes = self._run.artifact("index"), self._run.artifact("encode"), self._run.config.index.probes
+        whole = open_index(made, encoded, self.streams["train"], probes, self.device)
+        count = len(self.streams["train"].segments)
+        if not (groups := self._run.engine.groups(count)):
+            return whole
+        assert isinstance(whole, SegmentedIndex)
+        cuts = [count * number // groups for number in range(groups + 1)]
+        openers = [partial(open_group, first=first, last=last) for first, last in itertools.pairwise(cuts)]
+        place = place_of(self._run, "search")
+        return SpreadIndex(whole, cuts, self._run.engine.hold(place, openers))
+
+    @cached_property
+    def queries(self) -> list[Queries]:
+        """The queries of every split; those of train under the leakage rule."""
+        config, encoded, streams = self._run.config, self._run.artifact("encode"), self.streams
+        rule: LeakageRule | None = LeakageRule.of(config, encoded.facts["receptive_field"])
+        rule = None if config.exclude == "none" else rule
+        some, unread, rows = self.unread_positions, self.unread_states, len(self.index)
+        positions = (np.arange(len(streams["train"])) if some is None else some)[: config.search.max_train]
+        keys = keys_of(encoded, "train") if unread is None else unread
+        k, graph_k = min(config.search.k, rows), min(config.search.graph_k, rows)
+        train = Queries(streams["train"], keys, positions, graph_k, rule, config.lm.continuous)
+        others = ("valid", "test")
+        return [
+            train,
+            *(Queries(streams[split], keys_of(encoded, split), np.arange(len(streams[split])), k) for split in others),
+        ]
 
     @cached_property
     def graphs(self) -> GraphBuilder:
@@ -94,11 +127,11 @@ class Parts:
 
     def searched(self, split: str) -> SearchedText:
         """A split with its neighbours; for train, with the states of the first reading if they were kept."""
-        segment = self.segments[split]
+        text = self.encoded[split]
         if split == "train" and (unread := self.unread_states) is not None:
-            segment = replace(segment, states_PD=mapped(unread))
+            text = text.with_states(unread)
         table = open_table(self._run.artifact("search"), split)
-        return SearchedText(segment, table, self._run.config.lm.continuous)
+        return SearchedText(text, table, self._run.config.lm.continuous)
 
     @property
     def unread_states(self) -> Array | None:

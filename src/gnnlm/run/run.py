@@ -10,19 +10,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnlm.artifact import Artifact, Draft, State, differences, plain, read_manifest, state_of
+from gnnlm.artifact import Artifact, Draft, State, bytes_of, differences, plain, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
-from gnnlm.artifact.place import check_place, damage, link_artifact, settle
+from gnnlm.artifact.place import check_place, damage, link_artifact, remove_other_parts, settle
 from gnnlm.config import SCRATCH, Config
+from gnnlm.config.paths import portable
 from gnnlm.config.save import save_config
+from gnnlm.engine import HERE, Engine, Spread
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.progress import log_to, say
 from gnnlm.run.inputs import OWN_INPUTS
 from gnnlm.run.lock import is_locked, locked
+from gnnlm.run.shards import StageRecipe, identity_of, place_of
 from gnnlm.run.stages import STAGES, Stage
 
 if TYPE_CHECKING:
@@ -45,7 +48,10 @@ class Run:
         self.config = config
         self.reading = reading
         self.root = Path(config.run)
+        self.origin: Run | None = None  # the run whose artifacts are tried for this one
+        self.engine: Engine = HERE  # where stages are built, and segments held
         self.finish_training = False  # end a half-done training now, with its best step so far
+        self.force = False  # build also what does not fit by the plan
         self._open: dict[str, Artifact] = {}
         self._own_inputs: dict[tuple[str, ...], dict[str, Any]] = {}
         self._alone = False
@@ -99,6 +105,10 @@ class Run:
     def path(self, name: str) -> Path:
         return self.root / STAGES[name].folder
 
+    def bytes_of(self, name: str) -> int:
+        """The size of a stage's artifact with its parts, unfinished builds included."""
+        return bytes_of(self.path(name), STAGES[name].part)
+
     def artifact(self, name: str) -> Artifact:
         """Open the complete, verified and current artifact of a stage, and everything that it depends on.
 
@@ -114,6 +124,8 @@ class Run:
                     f"{self.path(name)} is {state}; build it first: gnnlm {self._command(stage)}, with the same config"
                 )
             artifact = Artifact.open(self.path(name))
+            if not self.reading:
+                artifact.verify()  # what is built on must be whole; a reader finds damage in a part when it reads it
             if artifact.inputs != self.inputs(stage):
                 raise ArtifactError(self._mismatch(stage))
             self._open[name] = artifact
@@ -168,24 +180,56 @@ class Run:
             self.artifact(parent)
         if not rebuild and self.state(stage) == "done":
             return self._found(name)
-        with self._building():
+        with self.building():
             settle(self.path(name))
             state = self.state(stage)
             if not rebuild and state == "done":
                 return self._found(name)
             if not rebuild and state in ("stale", "damaged"):
-                Artifact.open(self.path(name))  # says what is wrong with it, if anything is
+                Artifact.open(self.path(name)).verify()  # says what is wrong with it, if anything is
                 raise ArtifactError(self._mismatch(stage))
             inputs = self.inputs(stage)
             assert inputs is not None
-            with Draft(self.path(name), name, inputs, rebuild=rebuild) as draft:
+            made_with = {"threads": self.engine.threads}
+            with Draft(self.path(name), name, inputs, rebuild=rebuild, made_with=made_with) as draft:
                 save_config(self.config)
                 if draft.resumed:
                     say(f"{name}: resuming where it was interrupted")
-                made = stage.build(self, draft)
+                with self._with_others(stage):
+                    made = stage.build(self, draft)
+            if stage.part:
+                remove_other_parts(made.path, stage.part)
         self._forget_from(name)
         self._open[name] = made
         return made
+
+    @contextmanager
+    def _with_others(self, stage: Stage) -> Iterator[None]:
+        """Order the other processes of a launcher, if there are any, to join in a training."""
+        if not stage.trains or self.finish_training:
+            yield
+            return
+        from gnnlm.train.processes import here
+
+        if here().count > 1 and here().first:
+            here().tell({"stage": stage.name, "config": self.config.model_dump(mode="json")})
+            with here().together():
+                yield
+        else:
+            yield
+
+    def use(self, engine: Engine) -> None:
+        """Build and search with an engine; refused if its machines cannot build this run."""
+        if engine is HERE:
+            return
+        model = portable(self.config).lm.model
+        needed = "encode" in self.stages and model != SCRATCH and not self._is_whole("encode")
+        self.engine = engine
+        engine.check(self.root, {model: partial(identity_of, model)} if needed else {})
+
+    def spread(self, stage: str) -> Spread:
+        """What does the tasks of a stage."""
+        return self.engine.spread(place_of(self, stage), StageRecipe(stage))
 
     def _found(self, name: str) -> Artifact:
         artifact = self.artifact(name)
@@ -209,14 +253,22 @@ class Run:
         if not rebuild:
             self._check_parents()
         whole = all(self._is_whole(name) for name in self.stages)
-        with nullcontext() if whole else self._building():
+        with nullcontext() if whole else self.building():
             for name in self.stages:
                 settle(self.path(name))
                 if not self._is_whole(name):
                     check_place(self.path(name))
             for name in self.stages:
                 artifact = self.build(name, rebuild=rebuild and not self._is_whole(name))
+                if name == "corpus" and not whole and not self.force:
+                    self._check_fits()
         return artifact
+
+    def _check_fits(self) -> None:
+        """Refuse, when the amount of text is known and before the long work, what the machine cannot hold."""
+        from gnnlm.run.fits import check_fits
+
+        check_fits(self)
 
     def _check_parents(self) -> None:
         """Refuse, before a new stage is built, what was made without it."""
@@ -239,21 +291,45 @@ class Run:
         Files are linked where the file system can, else copied. Artifacts are replaced, never written to, so runs
         that share files do not disturb each other.
         """
-        new, kept = Run(config), []
-        if new.root.exists() and (not new.root.is_dir() or any(new.root.iterdir())):
-            raise ArtifactError(f"{new.root} already exists; name a new directory")
-        with new._building():
+        new = Run(config, self.reading)
+        new._check_new()
+        kept = self.kept_by(Run(config, self.reading))
+        with new.building():
             save_config(config)
-            for name, stage in self.stages.items():
-                if name not in new.stages or new.stages[name].parents != stage.parents:
-                    continue
-                if self.state(stage) != "done" or not all(parent in kept for parent in stage.parents):
-                    continue
-                if new.inputs(stage) == read_manifest(self.path(name))["inputs"]:
-                    link_artifact(self.path(name), new.path(name))
-                    new.artifact(name)
-                    kept.append(name)
+            for name in kept:
+                link_artifact(self.path(name), new.path(name))
+                new.artifact(name)
         return kept
+
+    def kept_by(self, new: Run) -> list[str]:
+        """The stages of this run that another config leaves valid; `new` is its run, with nothing built."""
+        kept: list[str] = []
+        new.origin = self
+        for name, stage in self.stages.items():
+            if name not in new.stages or new.stages[name].parents != stage.parents:
+                continue
+            if self.state(stage) != "done" or not all(parent in kept for parent in stage.parents):
+                continue
+            if new.inputs(stage) == read_manifest(self.path(name))["inputs"]:
+                new._open[name] = self.artifact(name)  # the parent that it would link
+                kept.append(name)
+        return kept
+
+    def copy(self, root: Path) -> None:
+        """The same finished run in another directory, linked or copied as in a fork. Its text may be gone by now."""
+        self.open_all()
+        new = Run(self.config.model_copy(update={"run": str(root)}), reading=True)
+        new._check_new()
+        with new.building():
+            for name, stage in self.stages.items():
+                if name in self._open or self.state(stage) == "done":
+                    link_artifact(self.path(name), new.path(name))
+            save_config(new.config)
+        new.open_all()
+
+    def _check_new(self) -> None:
+        if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
+            raise ArtifactError(f"{self.root} already exists; name a new directory")
 
     def _is_whole(self, name: str) -> bool:
         try:
@@ -271,7 +347,7 @@ class Run:
                 self.__dict__.pop(part, None)
 
     @contextmanager
-    def _building(self) -> Iterator[None]:
+    def building(self) -> Iterator[None]:
         """Lock the run directory against other builders, and log messages to it."""
         if self._alone:
             yield

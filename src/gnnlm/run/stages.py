@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gnnlm.artifact import Artifact, Draft
+from gnnlm.artifact import Artifact, Draft, files_of
 from gnnlm.config import SCRATCH, LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.progress import say, warn
@@ -28,6 +28,8 @@ class Stage:
     parents: tuple[str, ...]
     build: Callable[[Run, Draft], Artifact]
     help: str
+    part: str = ""  # the folder of its part of each segment, if it has such parts
+    trains: bool = False  # it is a training, which several processes share
 
 
 # -- how each stage is built ----------------------------------------------------------------------------------
@@ -37,7 +39,13 @@ def _build_corpus(run: Run, draft: Draft) -> Artifact:
     from gnnlm.corpus.build import build_corpus
 
     config, parts = run.config, run.parts
-    return build_corpus(draft, config.corpus, config.seed, lambda: (parts.source_lm, parts.source_lm.vocab_size))
+    return build_corpus(
+        draft,
+        config.corpus,
+        config.seed,
+        lambda: (parts.source_lm, parts.source_lm.vocab_size),
+        config.store.segment_tokens,
+    )
 
 
 def _build_lm(run: Run, draft: Draft) -> Artifact:
@@ -50,10 +58,11 @@ def _build_lm(run: Run, draft: Draft) -> Artifact:
     from gnnlm.train.finetune import finetune_hf
     from gnnlm.train.lm import train_native
     from gnnlm.train.logging import tensorboard
+    from gnnlm.train.processes import here
 
     config, seed, parts = run.config.lm, run.config.seed, run.parts
-    if (device := torch.device(usable_device(config.device))).index is not None:
-        torch.cuda.set_device(device)  # the device that accelerate uses
+    if (device := torch.device(usable_device(config.device))).index is not None and here().count == 1:
+        torch.cuda.set_device(device)  # of several processes, each has its own
     with tensorboard(run.root / "tensorboard" / "lm") as log:
         fitting = _fitting(run, draft, log, config.device)
         if config.model != SCRATCH:
@@ -106,41 +115,32 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
     check_index(config.index, lm.width, streams["train"].token_count)
     if config.eval.context_retrieval.enabled:
         open_bm25()
-    return build_store(draft, streams, lm, config.lm, config.store)
+    made_from = {name: value for name, value in draft.inputs.items() if name != "artifact corpus"}
+    made_from["model files"] = run.artifact("corpus").inputs["model files"]
+    return build_store(draft, streams, lm, config.lm, config.store, made_from, run.spread("encode"))
 
 
 def _build_codec(run: Run, draft: Draft) -> Artifact:
     from gnnlm.datastore.codec import build_codec
 
-    return build_codec(draft, run.artifact("encode"), run.config.codec, run.config.seed)
+    return build_codec(draft, run.artifact("encode"), run.config.codec, run.config.seed, run.spread("codec"))
 
 
 def _build_index(run: Run, draft: Draft) -> Artifact:
     from gnnlm.retrieval.index import build_index
 
-    return build_index(draft, run.artifact("encode"), run.parts.streams["train"], run.config.index, run.config.seed)
+    config, train = run.config, run.parts.streams["train"]
+    return build_index(draft, run.artifact("encode"), train, config.index, config.seed, run.spread("index"))
 
 
 def _build_tables(run: Run, draft: Draft) -> Artifact:
-    import numpy as np
+    from gnnlm.retrieval.search import build_tables
 
-    from gnnlm.retrieval.index import keys_of
-    from gnnlm.retrieval.search import LeakageRule, Queries, build_tables
-
-    config, parts, encoded = run.config, run.parts, run.artifact("encode")
-    index, streams = parts.index, parts.streams
-    rule = LeakageRule.of(config, encoded.facts["receptive_field"])
-    some, unread = parts.unread_positions, parts.unread_states
-    positions = (np.arange(len(streams["train"])) if some is None else some)[: config.search.max_train]
-    keys = keys_of(encoded, "train") if unread is None else unread
-    k = min(config.search.k, len(index))
-    graph_k = min(config.search.graph_k, len(index))
-    splits = [Queries(streams["train"], keys, positions, graph_k, rule, config.lm.continuous)]
-    splits += [
-        Queries(streams[split], keys_of(encoded, split), np.arange(len(streams[split])), k)
-        for split in ("valid", "test")
-    ]
-    made = build_tables(draft, splits, index, len(streams["train"]), config.search.shard_queries)
+    config, parts = run.config, run.parts
+    if config.exclude == "none":
+        warn("search.exclude is none: train positions retrieve themselves, and the network learns to copy its answer")
+    index, rows, shard = parts.index, len(parts.streams["train"]), config.search.shard_queries
+    made = build_tables(draft, parts.queries, index, rows, shard, run.spread("search"))
     for split, found in made.facts["k"].items():
         if found < (config.search.graph_k if split == "train" else config.search.k):
             warn(f"the store has only {len(index)} rows: {found} neighbours per {split} position")
@@ -177,7 +177,19 @@ def _build_cache(run: Run, draft: Draft) -> Artifact:
     assert parts.gnn is not None
     positions = torch.arange(min(TRIAL_TOKENS, len(valid.text)))[None]
     trial = Trial(valid.context(positions), valid.table.at(positions, run.graph_k))
-    return build_cache(draft, parts.gnn, parts.graphs, trial, run.config.cache, run.config.seed, parts.device)
+    encoded, codec = run.artifact("encode"), run.artifact("codec")
+    states = [files.artifact.fingerprint for files in files_of(encoded, "train.")]
+    coded = codec.facts["kind"] != "fp16"
+    codes = [part.fingerprint for part in codec.parts or (codec,)] if coded else [None] * len(states)
+    network = {
+        "network": run.artifact("train").fingerprint,
+        "softmax": encoded.manifest["files"]["head.safetensors"]["sha256"],
+        "bytes": run.config.cache.bytes if run.config.cache.dtype == "pq" else None,
+    }
+    made_from = [{**network, "states": one, "codes": other} for one, other in zip(states, codes, strict=True)]
+    config, seed = run.config.cache, run.config.seed
+    spread = run.spread("cache")
+    return build_cache(draft, parts.gnn, parts.graphs, trial, config, seed, parts.device, made_from, spread)
 
 
 def _build_tuning(run: Run, draft: Draft) -> Artifact:
@@ -189,7 +201,9 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
     config, parts, valid = run.config.tune, run.parts, run.parts.searched("valid")
     wanted = ("base",) if parts.gnn is None else ("base", "gnn")
     asked = wanted if run.config.gate else ()
-    scored = score_surely(parts.predictor_with({}), valid, run.config.eval.block, "score valid", wanted, asked)
+    block, spread = run.config.eval.block, run.spread("tune")
+    predictor = parts.predictor_with({})
+    scored = score_surely(predictor, valid, block, "score valid", wanted, asked, draft=draft, spread=spread)
     grid = grid_of(config, run.config.buckets, run.config.index.metric, valid.table.similarity)
     mixes, table = tune_mixes(valid, parts.store, scored.log_probs, grid)
     write_json(draft.file("tuning.json"), table)
@@ -247,17 +261,24 @@ def _build_report(run: Run, draft: Draft) -> Artifact:
             config.buckets,
         ),
     )
-    return build_report(draft, given, config.eval, config.corpus.overlap_ngram, config.seed)
+    return build_report(draft, given, config.eval, config.corpus.overlap_ngram, config.seed, run.spread("eval"))
 
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("corpus", "corpus", (), _build_corpus, "Read, split, clean and tokenize the text."),
-        Stage("lm", "lm", ("corpus",), _build_lm, "Train or fine-tune the base model."),
-        Stage("encode", "store", ("corpus", "lm"), _build_store, "Turn every position into a state of the frozen LM."),
-        Stage("codec", "codec", ("encode",), _build_codec, "Compress the states that neighbour nodes carry."),
-        Stage("index", "index", ("corpus", "encode"), _build_index, "Index the train states for search."),
+        Stage("corpus", "corpus", (), _build_corpus, "Read, split, clean and tokenize the text.", "text"),
+        Stage("lm", "lm", ("corpus",), _build_lm, "Train or fine-tune the base model.", trains=True),
+        Stage(
+            "encode",
+            "store",
+            ("corpus", "lm"),
+            _build_store,
+            "Turn every position into a state of the frozen LM.",
+            "states",
+        ),
+        Stage("codec", "codec", ("encode",), _build_codec, "Compress the states that neighbour nodes carry.", "codes"),
+        Stage("index", "index", ("corpus", "encode"), _build_index, "Index the train states for search.", "index"),
         Stage(
             "search",
             "search",
@@ -265,13 +286,14 @@ STAGES: dict[str, Stage] = {
             _build_tables,
             "Look up the neighbours of every position.",
         ),
-        Stage("train", "gnn", ("encode", "codec", "search"), _build_gnn, "Train the graph network."),
+        Stage("train", "gnn", ("encode", "codec", "search"), _build_gnn, "Train the graph network.", trains=True),
         Stage(
             "cache",
             "cache",
             ("encode", "codec", "search", "train"),
             _build_cache,
             "Precompute the trained network's neighbour states, so that scoring need not compute them.",
+            "cache",
         ),
         Stage(
             "tune", "tune", ("encode", "search", "train", "cache"), _build_tuning, "Choose k, T and lambda on valid."

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gnnlm.artifact import Draft, writing
+from gnnlm.errors import TrainingError
 from gnnlm.lm.tensors import load_tensors, save_tensors
 from gnnlm.train.task import Task
 
@@ -78,14 +79,14 @@ class Checkpoints:
     optimizer: torch.optim.Optimizer
     record: Record
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, carried: dict[str, Tensor]) -> None:
         """Write a checkpoint next to the last one; the commit makes it the one to resume from."""
         record = self.record
         folder = _fresh(self.draft.file(f"checkpoint-{step}"))
         with writing(folder):
             save_tensors(self.task.model, folder / "model.safetensors")
             save_file(self._optimizer_tensors(), folder / "optimizer.safetensors")
-            save_file(self.task.carried(), folder / "carried.safetensors")
+            save_file(carried, folder / "carried.safetensors")
             if record.best["step"] == step:
                 self.task.save(_fresh(self.draft.file(self.best.name)))
         record.checkpoint = step
@@ -96,10 +97,11 @@ class Checkpoints:
                 if old != kept:
                     shutil.rmtree(old)
 
-    def restore(self) -> int:
-        """Load the last checkpoint; returns the number of steps done."""
-        step = self.record.checkpoint
-        folder = self.draft.folder / f"checkpoint-{step}"
+    def restore(self, place: Path) -> None:
+        """Load the last checkpoint from the folder of the draft that saved it."""
+        folder = place / f"checkpoint-{self.record.checkpoint}"
+        if not folder.is_dir():
+            raise TrainingError(f"{folder} is not there; a run directory must be on a disk that all processes share")
         load_tensors(self.task.model, folder / "model.safetensors")
         self.task.carry(load_file(folder / "carried.safetensors"))
         state: dict[int, dict[str, Tensor]] = {}
@@ -107,7 +109,6 @@ class Checkpoints:
             number, key = name.split(".", 1)
             state.setdefault(int(number), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        return step
 
     @property
     def best(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +30,19 @@ class BlockOrder:
     def __call__(self, step: int) -> Tensor:
         """Positions [batch, block] of a step (from 0)."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         block = min(self.block, self.positions)
-        blocks = max(1, (self.positions - 1) // block)
-        offset = int(torch.randint(self.positions - blocks * block + 1, (1,), generator=generator))
-        order = torch.randperm(blocks, generator=generator)
-        picked = order[torch.arange(index * self.batch, (index + 1) * self.batch) % blocks]
+        offset, order = _shuffled(self.positions, block, self.seed * 1_000_003 + epoch)
+        picked = order[torch.arange(index * self.batch, (index + 1) * self.batch) % len(order)]
         return (offset + picked * block)[:, None] + torch.arange(block)
+
+
+@lru_cache(maxsize=2)
+def _shuffled(positions: int, block: int, seed: int) -> tuple[int, Tensor]:
+    """Where the first block of an epoch begins, and the order of its blocks; the same for all steps of the epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = max(1, (positions - 1) // block)
+    offset = int(torch.randint(positions - blocks * block + 1, (1,), generator=generator))
+    return offset, torch.randperm(blocks, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,10 @@ class TextBlocks:
         at_BT = self._order(number)
         return self._read[at_BT], self._read[at_BT + 1]
 
+    def wanted(self, number: int) -> int:
+        """How many tokens a batch predicts."""
+        return self._order.batch * min(self.block, len(self.text))
+
 
 @dataclass(frozen=True)
 class Lanes:
@@ -86,6 +96,10 @@ class Lanes:
         at = number % len(self) * self.segment
         part = self._read[:, at : at + self.segment + 1]
         return part[:, :-1], part[:, 1:]
+
+    def wanted(self, number: int) -> int:
+        """How many tokens a batch predicts."""
+        return self.lanes * self.segment
 
     def begins(self, number: int) -> bool:
         """Whether this segment is the first of its lane."""
@@ -148,6 +162,10 @@ class Pieces:
             self.batches_in(len(self._ends))
         epoch = int(np.searchsorted(self._ends, number, side="right"))
         return self._batches(epoch)[number - (self._ends[epoch - 1] if epoch else 0)]
+
+    def wanted(self, number: int) -> int:
+        """How many tokens a batch predicts."""
+        return int(self._lengths[self._pieces(number)].sum())
 
     def bounds(self, number: int) -> Tokens:
         """Where the tokens that each line of a batch predicts begin and end, [B, 2]."""

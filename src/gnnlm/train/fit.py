@@ -3,23 +3,30 @@
 Every step is a function of (seed, step, weights, optimizer state, what the task carries): the step seeds data order
 and dropout, the schedule is a formula. A checkpoint is therefore these tensors and a step number, and a training that
 was interrupted ends with the same weights as one that was not.
+
+Several processes (`processes.py`) go through this loop in step. Each reads its lines of every batch and makes the same
+update; only the first validates, writes and speaks.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from gnnlm.artifact import Draft
-from gnnlm.errors import TrainingError
+from gnnlm.artifact import Artifact, Draft
+from gnnlm.errors import Interrupted, TrainingError
 from gnnlm.progress import Track, clock, say, warn
 from gnnlm.train.checkpoint import Checkpoints, Entry, Record, best_folder
+from gnnlm.train.processes import Processes, here
 from gnnlm.train.schedule import Plan
 from gnnlm.train.signals import HeldSignals
 from gnnlm.train.task import Log, Task, Validation
@@ -41,6 +48,7 @@ class Fitting:
     log: Log = lambda name, value, step: None
     stop_file: Path | None = None
     finish: bool = False
+    processes: Processes = field(default_factory=here)
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,20 @@ def fit(fitting: Fitting, task: Task, optimizer: torch.optim.Optimizer, plan: Pl
     if record.stopped is not None:
         _tell_stopped(plan, record, record.stopped)
     return Fitted(best_folder(fitting.draft, record), record.history, _facts(record, plan, task.model))
+
+
+def finish(
+    fitting: Fitting, fitted: Fitted, facts: dict[str, Any] | None = None, beside: Sequence[str] = ()
+) -> Artifact:
+    """Make the best step's files the artifact, together with other files of the draft; only in the first process."""
+    draft = fitting.draft
+    if not fitting.processes.first:
+        return draft.finish({}, files=())
+    names = [path.name for path in sorted(fitted.best.iterdir())]
+    for name in names:
+        shutil.copyfile(fitted.best / name, draft.file(name))
+    draft.write_text("history.json", json.dumps(fitted.history, indent=1))
+    return draft.finish({**fitted.facts, **(facts or {})}, files=(*names, "history.json", *beside))
 
 
 def _tell_stopped(plan: Plan, record: Record, step: int) -> None:
@@ -97,25 +119,17 @@ class _Loop:
     def __init__(
         self, fitting: Fitting, task: Task, optimizer: torch.optim.Optimizer, plan: Plan, record: Record
     ) -> None:
-        from accelerate import Accelerator
-
-        self.accelerator = Accelerator(cpu=fitting.cpu)
-        if self.accelerator.num_processes > 1:
-            raise TrainingError(
-                f"training runs in one process (got {self.accelerator.num_processes}); start it without a launcher"
-            )
-        task.start(self.accelerator.device)
         self.fitting, self.task, self.plan, self.record = fitting, task, plan, record
-        self.checkpoints = Checkpoints(fitting.draft, task, optimizer, record)
-        self.model, self.optimizer = self.accelerator.prepare(task.model, optimizer)
-        self.signals = HeldSignals()
+        self.processes, self.optimizer = fitting.processes, optimizer
+        self.device = _device(fitting.cpu)
+        task.start(self.device, self.processes)
+        task.model.to(self.device)
+        self.trained = [p for p in task.model.parameters() if p.requires_grad]
+        self.signals = HeldSignals(quiet=not self.processes.first)
 
     def run(self) -> None:
         plan, record = self.plan, self.record
-        start, record.stopped = 0, None
-        if self.fitting.draft.resumed:
-            start = self.checkpoints.restore()
-            say(f"{plan.label}: resuming from step {start}")
+        start = self._begin()
         self._begin_stopping()
         with self.signals, Track(plan.label, plan.steps * plan.tokens, "tokens", start * plan.tokens) as self.track:
             self.began, self.seconds_before = time.monotonic(), record.seconds
@@ -128,38 +142,64 @@ class _Loop:
                     say(f"{plan.label}: stopped early, {record.worse} validations in a row without a better one")
                     break
                 self._step(step)
-                if plan.validates_after(step + 1):
+                validates = plan.validates_after(step + 1)
+                if validates:
                     self._validate(step + 1)
-                    saved = self.track.seconds
-                elif self.track.seconds - saved > CHECKPOINT_SECONDS:
+                late = not validates and self.track.seconds - saved > CHECKPOINT_SECONDS
+                late, signalled, stopped = self._decide(late, self.signals.pending is not None, self._asked_to_stop())
+                if late:
                     self._save(step + 1)
+                if late or validates:
                     saved = self.track.seconds
-                self._obey_signals(step + 1)
-                if self._asked_to_stop():
+                if signalled:
+                    self._obey_signals(step + 1)
+                if stopped:
                     record.stopped = step + 1
                     self._save(step + 1)
                     break
             self.track.advance(0, note=f"plus {clock(record.validation_seconds)} of validation")
 
+    def _begin(self) -> int:
+        """Give all processes the weights and the record of the last checkpoint, if there is one; the steps done."""
+        self.processes.agree()  # every process has its model and its text
+        draft, record = self.fitting.draft, self.record
+        folder, known = self.processes.tell((draft.folder if draft.resumed else None, asdict(record)))
+        for name, value in known.items():
+            setattr(record, name, value)
+        record.stopped = None
+        self.checkpoints = Checkpoints(draft, self.task, self.optimizer, record)
+        if folder is not None:
+            self.checkpoints.restore(folder)
+            say(f"{self.plan.label}: resuming from step {record.checkpoint}")
+        self.processes.agree()  # every process has found the checkpoint
+        self.processes.equalize(self.task.model)
+        return record.checkpoint if folder is not None else 0
+
+    def _decide(self, *flags: bool) -> tuple[bool, ...]:
+        return self.processes.agree(flags=flags)[1]
+
     def _step(self, step: int) -> None:
-        config, model, task = self.plan.config, self.model, self.task
-        device = self.accelerator.device
-        torch.manual_seed(self.fitting.seed * 1_000_003 + step)
-        model.train()
-        value = 0.0
+        config, task = self.plan.config, self.task
+        torch.manual_seed(self.fitting.seed * 1_000_003 + step + (self.processes.rank << 40))
+        task.model.train()
+        tokens, value = task.tokens(step), 0.0
         for part in range(config.accumulate):
-            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-                loss = task.loss(model, step, part)
-            value += loss.item() / config.accumulate
-            if not math.isfinite(value):
-                raise self._diverged(f"the loss is {value}", step + 1)
-            self.accelerator.backward(loss / config.accumulate)
-        norm = self.accelerator.clip_grad_norm_(task.model.parameters(), config.clip)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+                loss = task.loss(step, part) / tokens
+            value += loss.item()
+            if loss.requires_grad:
+                loss.backward()
+        value, _ = self.processes.agree(value)
+        if not math.isfinite(value):
+            raise self._diverged(f"the loss is {value}", step + 1)
+        self.processes.sum_gradients(self.trained)
+        norm = nn.utils.clip_grad_norm_(self.trained, config.clip)
         rate = self.plan.learning_rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        task.keep()
         self.record.step_done(value)
         for name, number in (("loss", value), ("gradient_norm", float(norm)), ("learning_rate", rate)):
             self.fitting.log(f"train/{name}", number, step + 1)
@@ -169,14 +209,14 @@ class _Loop:
         """Validate, record the result and save; after a signal, the next attempt repeats the validation."""
         plan, record = self.plan, self.record
         began = time.monotonic()
-        try:
-            found = self._validation(step)
-        except _Interrupted:
+        found = self._validation(step) if self.processes.first else Validation(0.0, {}, "")
+        loss, (interrupted,) = self.processes.agree(found.loss if found else 0.0, (found is None,))
+        if interrupted or found is None:
             self._obey_signals(step)
             return self._validate(step)  # the signal's handler chose to continue training
-        if not math.isfinite(found.loss):
-            raise self._diverged(f"the validation loss is {found.loss}", step)
-        better = record.add(step, found.loss, found.history)
+        if not math.isfinite(loss):
+            raise self._diverged(f"the validation loss is {loss}", step)
+        better = record.add(step, loss, found.history)
         record.validation_seconds += time.monotonic() - began
         self.track.later = plan.validations_left(step) * record.a_validation
         for name, value in found.history.items():
@@ -185,7 +225,8 @@ class _Loop:
             + ("" if better else f", best was step {record.best['step']}"))  # fmt: skip
         self._save(step)
 
-    def _validation(self, step: int) -> Validation:
+    def _validation(self, step: int) -> Validation | None:
+        """The losses on held-out text; None if a signal came."""
         self.task.model.eval()
         with self.track.paused(), Track(f"{self.plan.label}, validation", 0, "tokens", brief=True) as track:
 
@@ -195,33 +236,40 @@ class _Loop:
                 track.total = total
                 track.advance(done - track.done)
 
-            with torch.no_grad():
-                found = self.task.validate(step, report)
-                return Validation(found.loss, {**found.history, **self.task.train_losses()}, found.words)
+            try:
+                with torch.no_grad():
+                    found = self.task.validate(step, report)
+                    return Validation(found.loss, {**found.history, **self.task.train_losses()}, found.words)
+            except _Interrupted:
+                return None
 
     def _save(self, step: int) -> None:
         self.record.seconds = self.seconds_before + time.monotonic() - self.began
-        self.checkpoints.save(step)
+        carried = self.task.carried()
+        if self.processes.first:
+            self.checkpoints.save(step, carried)
+        else:
+            self.record.checkpoint = step
 
     def _obey_signals(self, step: int) -> None:
-        """If a signal is pending, save the step and deliver the signal."""
-        if self.signals.pending is None:
-            return
+        """Save the step, and deliver the signal; a process that got none leaves with the one that did."""
         if self.record.history:  # before the first validation there is nothing to save
             if self.record.checkpoint != step:
                 self._save(step)
             say(f"{self.plan.label}: step {step} is saved; the same command resumes from there")
+        if self.signals.pending is None:
+            raise Interrupted
         self.signals.release()
 
     def _begin_stopping(self) -> None:
         file = self.fitting.stop_file
-        if file is not None:
+        if file is not None and self.processes.first:
             file.unlink(missing_ok=True)  # left over from another training
             say(f"{self.plan.label}: to stop early with the best step so far, create the file {file}")
 
     def _asked_to_stop(self) -> bool:
         file = self.fitting.stop_file
-        if file is None or not file.exists():
+        if file is None or not self.processes.first or not file.exists():
             return False
         file.unlink(missing_ok=True)
         return True
@@ -233,6 +281,12 @@ class _Loop:
             f"{what} at step {step} ({where}); lower {plan.section}.lr or {plan.section}.clip and train again with "
             f"--rebuild (the last good checkpoint is step {self.record.checkpoint})"
         )
+
+
+def _device(cpu: bool) -> torch.device:
+    """The CPU, or the accelerator of this process where there is one."""
+    found = None if cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
+    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
 
 
 def decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

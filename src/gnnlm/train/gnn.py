@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gnnlm.artifact import Artifact
 from gnnlm.config import Phase, TrainConfig
@@ -25,7 +23,8 @@ from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.predictor import Predictor, perplexity
 from gnnlm.predict.score import SearchedText
 from gnnlm.train.data import BlockOrder
-from gnnlm.train.fit import Fitting, decayed, fit
+from gnnlm.train.fit import Fitting, decayed, finish, fit
+from gnnlm.train.processes import ALONE, Processes
 from gnnlm.train.schedule import Plan
 from gnnlm.train.task import Report, Validation
 
@@ -79,16 +78,28 @@ class GnnTask:
     ks: Curriculum
     accumulate: int
     valid_tokens: int
+    processes: Processes = field(default=ALONE, init=False)
 
-    def start(self, device: torch.device) -> None:
-        self.device, self.head = device, self.head.on(device)
+    def start(self, device: torch.device, processes: Processes = ALONE) -> None:
+        self.device, self.head, self.processes = device, self.head.on(device), processes
 
-    def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
-        graph, targets = self._batch(self.order(step * self.accumulate + part), self.ks[step])
-        states_BTD, _ = model(graph)
+    def tokens(self, step: int) -> int:
+        lines = (self.order(step * self.accumulate + part) for part in range(self.accumulate))
+        return sum(int((self.train.text.tokens(self.train.table.positions(some)) >= 0).sum()) for some in lines)
+
+    def loss(self, step: int, part: int) -> Tensor:
+        lines_BT = self.order(step * self.accumulate + part)
+        mine = lines_BT[self.processes.share_of(len(lines_BT))]
+        if not len(mine):  # there are more processes than blocks
+            return torch.zeros((), device=self.device)
+        graph, targets = self._batch(mine, self.ks[step])
+        states_BTD, _ = self.model(graph)
         real = targets >= 0
         with torch.autocast(self.device.type, enabled=False):  # the softmax stays in full precision
-            return -self.head.target_log_probs(states_BTD[real].float(), targets[real]).mean()
+            return -self.head.target_log_probs(states_BTD[real].float(), targets[real]).sum()
+
+    def keep(self) -> None:
+        pass
 
     def _batch(self, lines_BT: Tensor, k: int) -> tuple[Graph, Tensor]:
         """The graph and the targets of lines of the training table."""
@@ -190,8 +201,4 @@ def train_gnn(
         accumulate=config.accumulate,
         valid_tokens=config.valid_tokens,
     )
-    fitted = fit(fitting, task, make_optimizer(model, config), plan)
-    draft = fitting.draft
-    shutil.copyfile(fitted.best / "model.safetensors", draft.file("model.safetensors"))
-    draft.write_text("history.json", json.dumps(fitted.history, indent=1))
-    return draft.finish(fitted.facts, files=("model.safetensors", "history.json"))
+    return finish(fitting, fit(fitting, task, make_optimizer(model, config), plan))

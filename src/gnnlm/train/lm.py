@@ -7,11 +7,9 @@ memory. Otherwise every document is read separately.
 from __future__ import annotations
 
 import copy
-import json
 import math
-import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +27,9 @@ from gnnlm.lm.native import NativeLM, NativeModel
 from gnnlm.lm.transformer_xl import TransformerXL
 from gnnlm.predict.predictor import perplexity
 from gnnlm.train.data import IGNORED, Lanes, Pieces, Start, TextBlocks, Tokens
-from gnnlm.train.fit import Fitted, Fitting, decayed, fit
+from gnnlm.train.fit import Fitting, decayed, finish, fit
+from gnnlm.train.processes import ALONE, Processes
+from gnnlm.train.readings import FirstReadings
 from gnnlm.train.schedule import Plan
 from gnnlm.train.task import Report, Validation
 
@@ -55,7 +55,7 @@ def native_losses(model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> 
     """The losses of native models."""
     out = model(read, past)
     real = wanted != IGNORED
-    head: Any = getattr(model, "module", model).head
+    head: Any = model.head
     return -head.target_log_probs(out.states[real], wanted[real]), out.past
 
 
@@ -77,21 +77,33 @@ class LMTask:
     accumulate: int
     save_to: Callable[[Path], None]
     bits: bool = False  # report bits per byte, not perplexity
-    around: Callable[[int], AbstractContextManager[None]] = lambda number: nullcontext()  # entered for each batch
+    readings: FirstReadings | None = None  # keeps the states of batches that are read for the first time
     past: Any = field(default=None, init=False)
+    processes: Processes = field(default=ALONE, init=False)
 
-    def start(self, device: torch.device) -> None:
-        self.device = device
+    def start(self, device: torch.device, processes: Processes = ALONE) -> None:
+        self.device, self.processes = device, processes
 
-    def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
+    def tokens(self, step: int) -> int:
+        return sum(self.batches.wanted(step * self.accumulate + part) for part in range(self.accumulate))
+
+    def loss(self, step: int, part: int) -> Tensor:
         number = step * self.accumulate + part
-        read, wanted = (tensor.to(self.device) for tensor in self.batches(number))
+        whole = self.batches(number)
+        share = self.processes.share_of(len(whole[0]))
+        read, wanted = (tensor[share].to(self.device) for tensor in whole)
         past = self.past if isinstance(self.batches, Lanes) and not self.batches.begins(number) else None
-        with self.around(number):
-            losses, self.past = self.losses(model, read, wanted, past)
+        with nullcontext() if self.readings is None else self.readings.reading(number, read):
+            if not len(read):  # there are more processes than lines
+                return torch.zeros((), device=self.device)
+            losses, self.past = self.losses(self.model, read, wanted, past)
         if not isinstance(self.batches, Lanes):
             self.past = None
-        return losses.mean()
+        return losses.sum()
+
+    def keep(self) -> None:
+        if self.readings is not None:
+            self.readings.keep(self.processes)
 
     def validate(self, step: int, report: Report) -> Validation:
         total, count, past = 0.0, 0, None
@@ -119,10 +131,14 @@ class LMTask:
         self.save_to(path)
 
     def carried(self) -> dict[str, Tensor]:
-        return {} if self.past is None else {f"past.{n}": t.contiguous() for n, t in enumerate(self.past)}
+        if not isinstance(self.batches, Lanes):
+            return {}
+        lanes, past = self.batches.lanes, self.past or []
+        return {f"past.{n}": self.processes.join_lines(t.contiguous(), lanes) for n, t in enumerate(past)}
 
     def carry(self, tensors: dict[str, Tensor]) -> None:
-        self.past = [tensors[f"past.{n}"].to(self.device) for n in range(len(tensors))] or None
+        mine = [tensors[f"past.{n}"] for n in range(len(tensors))]
+        self.past = [t[self.processes.share_of(len(t))].to(self.device) for t in mine] or None
 
 
 def documents(stream: Stream, leave_out: set[int] | None = None) -> Tokens:
@@ -203,14 +219,4 @@ def train_native(
         label="lm",
         section="lm.train",
     )
-    return finish_lm(fitting, fit(fitting, task, native_optimizer(model, config), plan), {"kind": "scratch"})
-
-
-def finish_lm(fitting: Fitting, fitted: Fitted, facts: dict[str, Any], beside: tuple[str, ...] = ()) -> Artifact:
-    """Make the best step's files the artifact, together with other files of the draft."""
-    draft = fitting.draft
-    names = [path.name for path in sorted(fitted.best.iterdir())]
-    for name in names:
-        shutil.copyfile(fitted.best / name, draft.file(name))
-    draft.write_text("history.json", json.dumps(fitted.history, indent=1))
-    return draft.finish({**fitted.facts, **facts}, files=(*names, "history.json", *beside))
+    return finish(fitting, fit(fitting, task, native_optimizer(model, config), plan), {"kind": "scratch"})

@@ -7,11 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gnnlm.progress import say, warn
+from gnnlm.train.processes import here
 
 
 @contextmanager
 def tensorboard(folder: Path) -> Iterator[Callable[[str, float, int], None]]:
-    """A function that logs (name, value, step) for TensorBoard; without TensorBoard it does nothing."""
+    """A function that logs (name, value, step) for TensorBoard; without TensorBoard it does nothing.
+
+    Of several processes only the first logs.
+    """
+    if not here().first:
+        yield lambda name, value, step: None
+        return
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

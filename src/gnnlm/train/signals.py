@@ -17,10 +17,12 @@ class HeldSignals:
     """Within the block, the first signal only sets `pending`; a second one takes effect at once.
 
     Signals reach only the main thread, so in any other thread nothing is held. An ignored signal stays ignored.
+    `quiet`: another process prints the notice.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self.pending: signal.Signals | None = None
+        self._quiet = quiet
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> HeldSignals:
@@ -45,6 +47,8 @@ class HeldSignals:
             self._deliver(signal.Signals(number))
             return
         self.pending = signal.Signals(number)
+        if self._quiet:
+            return
         with suppress(OSError):
             os.write(2, NOTICE)  # a handler may run inside a print, so it must not print itself
 

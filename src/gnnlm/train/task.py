@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from gnnlm.train.processes import Processes
+
 Log = Callable[[str, float, int], None]  # name, value, step
 Report = Callable[[int, int], None]  # tokens done, of how many
 
@@ -29,12 +31,19 @@ class Task(Protocol):
     @property
     def model(self) -> nn.Module: ...
 
-    def start(self, device: torch.device) -> None:
-        """Move everything but the model to the device."""
+    def start(self, device: torch.device, processes: Processes) -> None:
+        """Move everything but the model to the device, and read the share of this process from now on."""
 
-    def loss(self, model: nn.Module, step: int, part: int) -> Tensor:
-        """The mean loss of a part of a step's batch, through `model`."""
+    def tokens(self, step: int) -> int:
+        """How many tokens a step predicts, in all its parts and in all processes."""
         ...
+
+    def loss(self, step: int, part: int) -> Tensor:
+        """The loss of this process's lines of a part of a step's batch, summed over their tokens."""
+        ...
+
+    def keep(self) -> None:
+        """Keep what the step has left beside its gradients; called when the step went well in every process."""
 
     def validate(self, step: int, report: Report) -> Validation:
         """The losses on held-out text; calls `report` as it goes."""
@@ -52,7 +61,7 @@ class Task(Protocol):
         """Write the files of the best step into a folder of their own."""
 
     def carried(self) -> dict[str, Tensor]:
-        """Tensors other than the weights that the next step depends on."""
+        """Tensors other than the weights that the next step depends on, in the first process of all processes."""
         ...
 
     def carry(self, tensors: dict[str, Tensor]) -> None:

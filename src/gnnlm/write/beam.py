@@ -12,20 +12,23 @@ from dataclasses import replace
 
 import torch
 
-from gnnlm.write.loop import Writer, Writing, Written
+from gnnlm.predict.open_book import BLOCK, Past
+from gnnlm.predict.predictor import Prediction
+from gnnlm.write.loop import Writer
 from gnnlm.write.text import TextStream
+from gnnlm.write.writing import Order, Writing, Written
 
 
 @torch.inference_mode()
-def search_beams(writer: Writer, prompt: Sequence[int], beams: int, n: int) -> list[Writing]:
+def search_beams(writer: Writer, order: Order, prompt: Sequence[int], beams: int, n: int) -> list[Writing]:
     """The n best continuations of a prompt, best first.
 
     In each step every beam is extended by every token, and the best are kept. A beam that ends is finished, with its
     mean log-probability. The search ends when there are as many finished texts as beams, and no open beam is better.
     """
     began = time.perf_counter()
-    model, order = writer.model, writer.order
-    prediction, past = writer.prefill([prompt])
+    model = writer.model
+    prediction, past = _prefill(writer, order, prompt)
     searches = past.searches[0]
     past = past.select([0] * beams)
     prediction = prediction[[0] * beams]
@@ -44,7 +47,7 @@ def search_beams(writer: Writer, prompt: Sequence[int], beams: int, n: int) -> l
                 continue
             beam, token = divmod(flat, vocab)
             line = [*written[beam], writer.written(prediction[beam], log_probs_MV[beam], parts_MK[beam], token)]
-            ends = _ends(writer, prompt, line)
+            ends = _ends(writer, order, prompt, line)
             if ends:
                 if rank < beams:
                     finished.append((total / len(line), line, "stop"))
@@ -75,13 +78,23 @@ def search_beams(writer: Writer, prompt: Sequence[int], beams: int, n: int) -> l
     took = time.perf_counter() - began
     out = []
     for _, line, reason in chosen:
-        writing = Writing(list(prompt), 0, _streamed(writer, prompt, line), line, reason, steps)
+        stream = _streamed(writer, order, prompt, line)
+        writing = Writing(list(prompt), order, 0, stream, line, finish_reason=reason, steps=steps)
         out.append(replace(writing, searches=searches, seconds=took))
     return out
 
 
-def _streamed(writer: Writer, prompt: Sequence[int], line: Sequence[Written]) -> TextStream:
-    stream = TextStream(writer.model.lm, prompt, writer.order.stop)
+def _prefill(writer: Writer, order: Order, prompt: Sequence[int]) -> tuple[Prediction, Past]:
+    """The prediction after the prompt, [1], and the past."""
+    prediction, past = writer.model.read([prompt[:BLOCK]], None, writer.wanted, order.allowed, pointers=order.pointers)
+    for start in range(BLOCK, len(prompt), BLOCK):
+        part = prompt[start : start + BLOCK]
+        prediction, past = writer.model.read([part], past, writer.wanted, order.allowed, pointers=order.pointers)
+    return prediction[:, -1], past
+
+
+def _streamed(writer: Writer, order: Order, prompt: Sequence[int], line: Sequence[Written]) -> TextStream:
+    stream = TextStream(writer.model.lm, prompt, order.stop)
     for token in line:
         if token.id in writer.model.lm.end_tokens:
             break
@@ -89,7 +102,7 @@ def _streamed(writer: Writer, prompt: Sequence[int], line: Sequence[Written]) ->
     return stream
 
 
-def _ends(writer: Writer, prompt: Sequence[int], line: Sequence[Written]) -> bool:
+def _ends(writer: Writer, order: Order, prompt: Sequence[int], line: Sequence[Written]) -> bool:
     if line[-1].id in writer.model.lm.end_tokens:
         return True
-    return bool(writer.order.stop) and _streamed(writer, prompt, line).stopped
+    return bool(order.stop) and _streamed(writer, order, prompt, line).stopped

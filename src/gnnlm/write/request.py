@@ -14,9 +14,10 @@ from gnnlm.predict.pointers import Pointers
 from gnnlm.retrieval.index import Allowed
 from gnnlm.write.beam import search_beams
 from gnnlm.write.draft import Costs, Drafter
-from gnnlm.write.loop import Order, Writer, Writing
+from gnnlm.write.loop import Writer
 from gnnlm.write.sampling import Sampling
 from gnnlm.write.sources import SHOWN, Generation, Token, sources_of, spans_of
+from gnnlm.write.writing import Order, Writing, Written
 
 MOST = {"max_tokens": 1_000_000, "n": 1024, "beams": 256}
 SEARCHES = ("exact", "pointers")
@@ -83,63 +84,36 @@ class Pen:
     def __init__(self, model: OpenBook) -> None:
         self.model, self.drafter, self.costs = model, Drafter(model.store), dict[str, Costs]()
 
-    def writer(self, order: Order) -> Writer:
-        return Writer(self.model, order, self.drafter, self.costs.setdefault(order.predictor, Costs()))
+    def writer(self, predictor: str) -> Writer:
+        return Writer(self.model, predictor, self.drafter, self.costs.setdefault(predictor, Costs()))
 
     def generate(self, asked: Request, prompts: Sequence[Sequence[int]], allowed: Allowed | None) -> list[Generation]:
         """The texts of all prompts, n for each, in the order of the prompts."""
         order = asked.order(self.model, allowed)
+        writer = self.writer(order.predictor)
         if asked.beams > 1:
-            found = [
-                writing
-                for prompt in prompts
-                for writing in search_beams(self.writer(order), prompt, asked.beams, asked.n)
-            ]
+            found = [search_beams(writer, order, prompt, asked.beams, asked.n) for prompt in prompts]
         else:
-            writer = self.writer(order)
-            found = writer.begin(prompts, asked.n)
-            while writer.active:
+            found = [writer.add(prompt, order, asked.n) for prompt in prompts]
+            while writer.busy:
                 writer.step()
-        return [self.finished(writing, asked.sources) for writing in found]
+        return [self.finished(writing, asked.sources) for writings in found for writing in writings]
 
     def stream(self, asked: Request, prompt: Sequence[int], allowed: Allowed | None) -> Stream:
         if asked.n > 1 or asked.beams > 1:
             raise ConfigError("stream writes one text, without beams; use generate for more")
         return Stream(self, asked, prompt, asked.order(self.model, allowed))
 
-    @torch.inference_mode()
     def finished(self, writing: Writing, sources: int) -> Generation:
         """A text with the sources of every token."""
-        lm, store = self.model.lm, self.model.store
         writing.stream.finish()
-        text, offsets = writing.stream.text, [*writing.stream.offsets]
-        kept = [place for place, offset in enumerate(offsets) if offset < len(text) or not writing.stream.stopped]
-        records = [writing.tokens[place] for place in kept]
-        starts = [offsets[place] for place in kept]
-        pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-        if len(writing.tokens) > len(offsets):  # an end token, which has no text
-            records, pieces = [*records, writing.tokens[-1]], [*pieces, ""]
-        base = []
-        if records:
-            states = torch.stack([record.base_state for record in records])
-            ids = torch.tensor([record.id for record in records], device=states.device)
-            base = lm.head.target_log_probs(states, ids).tolist()
-        tokens = [
-            Token(
-                piece,
-                record.id,
-                record.log_prob,
-                base_log_prob,
-                min(1.0, float(record.voters.share.double().sum())),
-                sources_of(record, store, sources),
-            )
-            for record, piece, base_log_prob in zip(records, pieces, base, strict=True)
-        ]
+        ends = len(writing.tokens) - len(writing.stream.offsets)  # an end token has no text
+        (tokens,) = self.tokens([(writing, range(writing.stream.kept + ends))], sources)
         return Generation(
-            text,
+            writing.stream.text,
             writing.finish_reason or "interrupted",
             tokens,
-            spans_of(records, pieces, store),
+            spans_of(writing.tokens[: len(tokens)], [token.text for token in tokens], self.model.store),
             writing.steps,
             writing.drafted,
             writing.accepted,
@@ -147,19 +121,52 @@ class Pen:
             writing.seconds,
         )
 
+    def tokens(self, parts: Sequence[tuple[Writing, range]], sources: int) -> list[list[Token]]:
+        """Some tokens of each text, with their sources."""
+        pieces = [[writing.stream.piece(place) for place in places] for writing, places in parts]
+        records = [[writing.tokens[place] for place in places] for writing, places in parts]
+        return self.described(records, pieces, sources)
+
+    @torch.inference_mode()
+    def described(
+        self, records: Sequence[Sequence[Written]], pieces: Sequence[Sequence[str]], sources: int
+    ) -> list[list[Token]]:
+        """Records of tokens with their texts and sources, and with what the base model alone thinks of them."""
+        every = [record for some in records for record in some]
+        base: list[float] = []
+        if every:  # one pass of the softmax for all texts
+            states = torch.stack([record.base_state for record in every])
+            ids = torch.tensor([record.id for record in every], device=states.device)
+            base = self.model.lm.head.target_log_probs(states, ids).tolist()
+        opinions = iter(base)
+        return [
+            [
+                Token(
+                    piece,
+                    record.id,
+                    record.log_prob,
+                    next(opinions),
+                    min(1.0, float(record.voters.share.double().sum())),
+                    sources_of(record, self.model.store, sources),
+                )
+                for record, piece in zip(some, texts, strict=True)
+            ]
+            for some, texts in zip(records, pieces, strict=True)
+        ]
+
 
 class Stream:
     """A text as it is written: iterating gives pieces of it, whole characters; then `generation` has everything."""
 
     def __init__(self, pen: Pen, asked: Request, prompt: Sequence[int], order: Order) -> None:
         self._pen, self._asked, self._prompt = pen, asked, prompt
-        self._writer = pen.writer(order)
+        self._writer = pen.writer(order.predictor)
+        self._order = order
         self.writing: Writing | None = None
 
     def __iter__(self) -> Iterator[str]:
-        (self.writing,) = self._writer.begin([self._prompt])
-        yield from self._new()
-        while self._writer.active:
+        (self.writing,) = self._writer.add(self._prompt, self._order)
+        while self._writer.busy:
             self._writer.step()
             yield from self._new()
         rest = self.writing.stream.finish()

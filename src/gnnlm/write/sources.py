@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gnnlm.datastore.store import Store
-from gnnlm.write.loop import Written
+from gnnlm.write.writing import Written
 
 SHOWN = 4  # sources of a token
 LEFT, RIGHT = 8, 8  # tokens of a source's surroundings

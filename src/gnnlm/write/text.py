@@ -24,7 +24,28 @@ class TextStream:
         self.offsets: list[int] = []  # the character at which each token begins
         self.text = ""
         self._whole = 0  # characters decoded so far, unfinished ones included
+        self._settled = 0
         self.stopped = False
+
+    @property
+    def settled(self) -> int:
+        """How many tokens have their final text."""
+        ends = [*self.offsets[1:], self._whole]
+        while self._settled < len(self.offsets) and ends[self._settled] <= self._final:
+            self._settled += 1
+        return self._settled
+
+    @property
+    def kept(self) -> int:
+        """How many tokens are part of the text; those behind a stop string are not."""
+        return sum(offset < len(self.text) for offset in self.offsets) if self.stopped else len(self.offsets)
+
+    def piece(self, place: int) -> str:
+        """The text of a token; an end token has none."""
+        if place >= len(self.offsets):
+            return ""
+        end = self.offsets[place + 1] if place + 1 < len(self.offsets) else len(self.text)
+        return self.text[self.offsets[place] : end]
 
     def add(self, token: int) -> None:
         """Write a token; nothing may follow a stop string."""
@@ -32,7 +53,7 @@ class TextStream:
         whole = self._lm.detokenize(self._ids)[self._anchor :]
         self.offsets.append(self._whole)
         self._whole = max(self._whole, len(whole))
-        self.text = whole.rstrip(UNFINISHED) if self._in_a_character(token) else whole
+        self.text = whole.removesuffix(UNFINISHED) if self._in_a_character(token) else whole
         found = [place for place in (self.text.find(stop, self._searched()) for stop in self._stop) if place >= 0]
         if found:
             self.text, self.stopped = self.text[: min(found)], True

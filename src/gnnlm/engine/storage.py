@@ -1,0 +1,143 @@
+"""Storage that every machine can reach, but not map: any fsspec path, such as s3://bucket/folder.
+
+Files are kept by their content, so a file is uploaded once and never changes. A machine downloads what it needs to its
+own disk, and sees it as a run directory of links. What has been made travels back as one file a task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gnnlm.artifact import file_digest, fingerprint
+from gnnlm.errors import ArtifactError, EngineError
+
+SCRATCH = "GNNLM_SCRATCH"  # the environment variable that names a machine's folder for copies
+
+
+@dataclass(frozen=True)
+class View:
+    """Some files of a run directory: the checksum of each, by its path."""
+
+    files: Mapping[str, str]
+
+    @classmethod
+    def of(cls, root: Path, names: Iterable[str]) -> View:
+        """All files at these paths; those of an artifact have their checksums in its manifest."""
+        files: dict[str, str] = {}
+        for name in names:
+            path = root / name
+            if path.is_file():
+                files[name] = file_digest(path)
+            elif path.is_dir():
+                known = json.loads((path / "manifest.json").read_bytes())["files"]
+                files |= {f"{name}/{file}": entry["sha256"] for file, entry in known.items()}
+                files[f"{name}/manifest.json"] = file_digest(path / "manifest.json")
+        return cls(files)
+
+    @property
+    def name(self) -> str:
+        return fingerprint(dict(self.files))
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A folder that is reached through fsspec."""
+
+    url: str
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        import fsspec
+
+        try:
+            system, path = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError, OSError) as error:
+            words = " ".join(str(error).split())
+            raise EngineError(f"--storage {self.url} cannot be used: {words}") from error
+        return system, str(path).rstrip("/")
+
+    def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
+        return Storage, (self.url,)  # connections stay where they are
+
+    def upload(self, root: Path, view: View) -> None:
+        """Put all files of a view there that are not there yet."""
+        for name, digest in view.files.items():
+            if not self.has(f"files/{digest}"):
+                self.put(root / name, f"files/{digest}")
+
+    def download(self, view: View) -> Path:
+        """The files of a view as a run directory on this machine."""
+        scratch = scratch_folder()
+        root = scratch / "runs" / view.name
+        if root.is_dir():
+            return root
+        beside = root.with_name(f"{view.name}.{uuid.uuid4().hex[:8]}.new")
+        for name, digest in view.files.items():
+            copy, place = scratch / "files" / digest, beside / name
+            if not copy.exists():
+                self.get(f"files/{digest}", copy)
+                if file_digest(copy) != digest:
+                    copy.unlink()
+                    raise ArtifactError(f"{self.url}/files/{digest} is damaged; delete it there and run again")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.link(copy, place)
+        try:
+            beside.rename(root)
+        except OSError:  # another process of this machine was faster
+            shutil.rmtree(beside)
+        return root
+
+    def has(self, name: str) -> bool:
+        system, base = self._opened
+        with self._trouble():
+            return bool(system.exists(f"{base}/{name}"))
+
+    def put(self, path: Path, name: str) -> None:
+        """Upload a file; it is there whole or not at all."""
+        system, base = self._opened
+        beside = f"{base}/{name}.{uuid.uuid4().hex[:8]}.new"
+        with self._trouble():
+            system.makedirs(os.path.dirname(beside), exist_ok=True)
+            system.put_file(str(path), beside)
+            system.mv(beside, f"{base}/{name}")
+
+    def get(self, name: str, path: Path) -> None:
+        """Download a file; it is here whole or not at all."""
+        system, base = self._opened
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.new")
+        with self._trouble():
+            system.get_file(f"{base}/{name}", str(beside))
+        beside.replace(path)
+
+    def remove(self, name: str) -> None:
+        system, base = self._opened
+        with self._trouble():
+            if system.exists(f"{base}/{name}"):
+                system.rm(f"{base}/{name}", recursive=True)
+
+    @contextmanager
+    def _trouble(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            words = " ".join(str(error).split())[:200]
+            raise EngineError(
+                f"{self.url} cannot be read or written ({words}); check the address and your access to it, and run the "
+                "same command again: it resumes where it stopped"
+            ) from error
+
+
+def scratch_folder() -> Path:
+    """This machine's folder for copies."""
+    return Path(os.environ.get(SCRATCH) or Path(tempfile.gettempdir()) / f"gnnlm-scratch-{os.getuid()}")

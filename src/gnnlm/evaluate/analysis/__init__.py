@@ -1,0 +1,1 @@
+"""The paper's analysis, for any run: each part measures one thing and shows it as tables and figures."""

@@ -1,0 +1,1 @@
+"""Open books where plain models go: `transformers.py` and `lm_eval.py`."""

@@ -1,0 +1,77 @@
+"""Greedy generation with drafts from the book, as a loop of its own for `generate(custom_generate=drafted)`.
+
+The ids are those of stock greedy generation; only the time differs. The loop is transformers', column by column, with
+all stopping criteria; but tokens come from the book's writer, which often checks several in one step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from gnnlm.errors import ConfigError
+from gnnlm.write.writing import Order
+
+
+@torch.no_grad()
+def drafted(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    generation_config: Any = None,
+    **model_kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """What `model.generate(..., custom_generate=drafted)` calls; `model` is an `OpenBookForCausalLM`."""
+    lm, cache = model.book.model.lm, model_kwargs.get("past_key_values")
+    _refuse(generation_config, logits_processor)
+    ends, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    if set([] if ends is None else ends.tolist()) != lm.end_tokens:
+        raise ConfigError(f"drafted: texts end at the base model's end tokens, eos_token_id={sorted(lm.end_tokens)}")
+    if cache is not None and cache.get_seq_length():
+        raise ConfigError("drafted: give the whole prompt as input_ids; it does not read on from past_key_values")
+    view = model.view(*(model_kwargs.get(name) for name in ("predictor", "only", "exclude")))
+    order = Order(view.predictor, max_tokens=_room(generation_config, input_ids), allowed=model.allowed(view))
+    writer = model.book.pen.writer(view.predictor)
+    prompts = _prompts(input_ids, model_kwargs.get("attention_mask"), lm.start_token)
+    writings = [writing for prompt in prompts for writing in writer.add(prompt, order)]
+    padded = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)  # else all go on to the end
+    going_on, written = [True] * len(writings), 0
+    while any(going_on):
+        rows = [number for number, open_ in enumerate(going_on) if open_ or not padded]
+        if written == min(len(writings[row].tokens) for row in rows):
+            writer.step()
+            continue
+        column = [writing.tokens[written].id if row in rows else int(pad) for row, writing in enumerate(writings)]
+        input_ids = torch.cat([input_ids, torch.tensor(column, device=input_ids.device)[:, None]], 1)
+        written += 1
+        for number, stop in enumerate(stopping_criteria(input_ids, None).tolist()):
+            if stop and going_on[number]:
+                going_on[number] = False
+                if padded:
+                    writer.stop(writings[number], "stop")
+    return GenerateDecoderOnlyOutput(sequences=input_ids) if generation_config.return_dict_in_generate else input_ids
+
+
+def _refuse(config: Any, processors: Any) -> None:
+    for name in ("do_sample", "output_scores", "output_logits", "output_attentions", "output_hidden_states"):
+        if getattr(config, name):
+            raise ConfigError(f"drafted: generates greedily and gives ids alone; leave out {name}")
+    if config.num_beams > 1:
+        raise ConfigError(f"drafted: generates greedily; leave out num_beams (got {config.num_beams})")
+    if processors:
+        raise ConfigError(f"drafted: takes no logits processor (got {type(processors[0]).__name__})")
+
+
+def _room(config: Any, input_ids: Tensor) -> int:
+    return int(config.max_length) - input_ids.shape[1]
+
+
+def _prompts(input_ids: Tensor, mask: Tensor | None, start: int) -> list[list[int]]:
+    """The texts of the rows, without padding and start token."""
+    real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+    prompts = [ids[here].tolist() for ids, here in zip(input_ids, real, strict=True)]
+    return [prompt[1:] if prompt[:1] == [start] else prompt for prompt in prompts]

@@ -1,0 +1,88 @@
+"""How long search takes on this machine, measured on made-up keys: what does not depend on the text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+
+from gnnlm.retrieval.exact import ExactIndex
+
+clock: Callable[[], float] = time.perf_counter  # benchmarks on a busy machine count the processor's time instead
+ROWS, QUERIES = 16_384, 32
+LISTS = 64  # of the inverted index that is timed
+
+
+@dataclass(frozen=True)
+class SearchCosts:
+    """Seconds of a query: for each row that it is compared with, and for each neighbour that it finds."""
+
+    row: float
+    neighbour: float
+
+    def query(self, rows: float, k: int) -> float:
+        return rows * self.row + min(k, rows) * self.neighbour
+
+
+def timed(work: Callable[[], object], seconds: float = 0.2) -> float:
+    """The mean seconds of a piece of work, the first time left out unless it takes long itself.
+
+    The mean, not the best: a run will meet the same interruptions by other programs.
+    """
+    began = clock()
+    work()
+    first = clock() - began
+    if first > 4 * seconds:
+        return first
+    count, began = 0, clock()
+    while not count or clock() - began < seconds:
+        work()
+        count += 1
+    return (clock() - began) / count
+
+
+def _solved(many: tuple[float, float], few: tuple[float, float], k: int) -> SearchCosts:
+    """The two costs, from the seconds of a query over many rows and over few."""
+    (rows, seconds), (less, faster) = many, few
+    row = max((seconds - faster) / (rows - less), 0.1 * seconds / rows)
+    return SearchCosts(row, max(0.0, faster - less * row) / k)
+
+
+def time_exact(width: int, k: int, device: str) -> SearchCosts:
+    """The costs of exact search at this k."""
+    keys_RD = torch.randn(ROWS, width, generator=torch.Generator().manual_seed(0)).to(device)
+    keys_RD = torch.nn.functional.normalize(keys_RD, dim=1)
+    k = min(k, ROWS // 8)
+
+    def a_query(rows: int) -> float:
+        index = ExactIndex(keys_RD[:rows], torch.arange(rows, device=device), "cosine")
+        return timed(lambda: index.search(keys_RD[:QUERIES], k)) / QUERIES
+
+    return _solved((ROWS, a_query(ROWS)), (ROWS // 4, a_query(ROWS // 4)), k)
+
+
+def time_inverted(width: int, k: int, code: int | None) -> SearchCosts:
+    """The costs of searching the lists of an inverted index, with codes of `code` bytes or with whole keys."""
+    keys = np.random.default_rng(0).standard_normal((ROWS, width), dtype=np.float32)
+    index = faiss.index_factory(width, f"IVF{LISTS}," + ("Flat" if code is None else f"PQ{code}"), faiss.METRIC_L2)
+    inner: Any = faiss.downcast_index(faiss.extract_index_ivf(index))
+    inner.cp.niter = 2
+    if code is not None:
+        inner.pq.cp.niter = 1
+        inner.pq.cp.min_points_per_centroid = 1
+    sample = keys[: ROWS // 2]
+    index.train(sample)
+    index.add(keys)
+    k = min(k, ROWS // 8)
+
+    def a_query(probes: int) -> float:
+        inner.nprobe = probes
+        return timed(lambda: index.search(keys[:QUERIES], k)) / QUERIES
+
+    few = LISTS // 4
+    return _solved((ROWS, a_query(LISTS)), (ROWS * few / LISTS, a_query(few)), k)

@@ -1,0 +1,219 @@
+"""The bodies of requests. What a field does not allow, or a field that does not exist, is refused with a 400."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+MOST_NAMES = 256  # of documents in a filter
+MOST_STOPS = 16
+LONGEST_STOP = 512  # characters
+LONGEST_NAME = 1024
+MOST_TOP = 20
+
+Ids = list[int]
+
+
+def _prompt(value: Any) -> Any:
+    """A text, texts, token ids, or lists of token ids."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value:
+        if all(type(one) is int for one in value) or all(isinstance(one, str) for one in value):
+            return value
+        if all(isinstance(one, list) and all(type(token) is int for token in one) for one in value):
+            return value
+    raise ValueError("expected a string, a list of strings, a list of token ids, or a list of lists of token ids")
+
+
+def _one_prompt(value: Any) -> Any:
+    if isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value)):
+        return value
+    raise ValueError("expected a string, or a list of token ids")
+
+
+def _content(value: Any) -> Any:
+    """A text, or parts of the type text."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value:
+        parts = [part for part in value if isinstance(part, dict) and part.keys() == {"type", "text"}]
+        if len(parts) == len(value) and all(p["type"] == "text" and isinstance(p["text"], str) for p in parts):
+            return "".join(part["text"] for part in parts)
+    raise ValueError("expected a string, or a list of parts of type text; other parts are not supported")
+
+
+def _names(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+ID = {"type": "integer", "minimum": 0}
+IDS = {"type": "array", "items": ID}
+Prompt = Annotated[
+    str | list[str] | Ids | list[Ids],
+    BeforeValidator(_prompt),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                {**IDS, "minItems": 1},
+                {"type": "array", "items": IDS, "minItems": 1},
+            ]
+        }
+    ),
+]
+OnePrompt = Annotated[str | Ids, BeforeValidator(_one_prompt), WithJsonSchema({"anyOf": [{"type": "string"}, IDS]})]
+Content = Annotated[
+    str,
+    BeforeValidator(_content),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "additionalProperties": False,
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                    },
+                },
+            ]
+        }
+    ),
+]
+Name = Annotated[str, Field(max_length=LONGEST_NAME)]
+Names = Annotated[list[Name], BeforeValidator(_names), Field(min_length=1, max_length=MOST_NAMES)]
+Stop = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
+    BeforeValidator(_names),
+    Field(max_length=MOST_STOPS),
+]
+
+
+class Body(BaseModel):
+    """Strict: no unknown fields, no numbers written as strings, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelBody(Body):
+    model: str = Field(max_length=LONGEST_NAME, description="A run, or a run and a predictor: `mine`, `mine:knn`.")
+
+
+class Filter(Body):
+    only: Names | None = Field(None, description="Look up only documents with these names, or matching these globs.")
+    exclude: Names | None = Field(None, description="Do not look up documents with these names or globs.")
+
+
+class StreamOptions(Body):
+    include_usage: bool = Field(False, description="Send one more chunk, with the number of tokens.")
+    include_obfuscation: bool | None = Field(None, description="Accepted; nothing is obfuscated.")
+
+
+class Writing(ModelBody, Filter):
+    """What completions and chat completions share."""
+
+    temperature: float | None = Field(1.0, ge=0, le=100, description="0 takes the likeliest token each time.")
+    top_p: float | None = Field(1.0, gt=0, le=1)
+    n: int | None = Field(1, ge=1, le=128, description="Texts for each prompt.")
+    stop: Stop | None = Field(None, description="Texts that end the completion; they are not part of it.")
+    stream: bool | None = Field(False, description="Send tokens as server-sent events.")
+    stream_options: StreamOptions | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="Equal seeds write equal texts.")
+    frequency_penalty: float | None = Field(0.0, description="Not supported: only 0. See `repetition_penalty`.")
+    presence_penalty: float | None = Field(0.0, description="Not supported: only 0. See `repetition_penalty`.")
+    logit_bias: dict[str, float] | None = Field(None, description="Not supported: only an empty one.")
+    user: str | None = Field(None, description="Accepted; not used, not logged.")
+    top_k: int | None = Field(0, ge=0, le=2**31, description="Sample among the k likeliest tokens; 0: all.")
+    min_p: float | None = Field(0.0, ge=0, le=1, description="Drop tokens below this share of the likeliest one's.")
+    repetition_penalty: float | None = Field(1.0, gt=0, le=100, description="Above 1: repeated tokens get less likely.")
+    draft: bool | None = Field(True, description="Check drafts from the book. The text is the same without, slower.")
+    search: Literal["exact", "pointers"] | None = Field(
+        "exact", description="`pointers` saves searches, approximately."
+    )
+    sources: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="Show details of every token in `gnnlm`: its share of the book, and at most so many sources.",
+    )
+
+
+class CompletionBody(Writing):
+    prompt: Prompt = Field(description="Texts or token ids to go on from. An empty text starts one.")
+    max_tokens: int | None = Field(16, ge=0, description="The most tokens to write; 0 only reads the prompt.")
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP, description="Log-probabilities of so many likely tokens.")
+    echo: bool | None = Field(False, description="Put the prompt before the completion.")
+    best_of: int | None = Field(None, ge=1, le=128, description="Write so many texts, and return the n likeliest.")
+    suffix: str | None = Field(None, description="Not supported.")
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text"]
+
+
+class ChatBody(Writing):
+    messages: list[Message] = Field(min_length=1, max_length=1024)
+    max_tokens: int | None = Field(None, ge=1, description="The most tokens to write.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The same, as newer clients call it.")
+    logprobs: bool | None = Field(False, description="Log-probabilities of the written tokens.")
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP, description="And of so many likely ones.")
+    response_format: ResponseFormat | None = None
+
+
+class Predictors(ModelBody, Filter):
+    predictors: list[str] | None = Field(
+        None,
+        min_length=1,
+        max_length=8,
+        description="base, knn, gnn, gnn_knn. Default: the model's, or all if it names none.",
+    )
+
+
+class Pair(Body):
+    context: str
+    continuation: str
+
+
+class ScoreBody(Predictors):
+    input: str | Pair | Annotated[list[str | Pair], Field(min_length=1, max_length=256)] = Field(
+        description="A text or several; a pair scores the continuation as it follows the context."
+    )
+
+
+class NeighborsBody(ModelBody, Filter):
+    input: str = Field(description="The text whose tokens are looked up.")
+    k: int = Field(3, ge=1, le=1024, description="Neighbours of each token.")
+    left: int = Field(8, ge=0, le=64, description="Tokens shown before a neighbour.")
+    right: int = Field(8, ge=0, le=64, description="Tokens shown after it.")
+
+
+class NextBody(Predictors):
+    prompt: OnePrompt = Field(description="The text or the token ids before the token.")
+    top: int = Field(10, ge=1, le=100, description="Likeliest tokens of each predictor.")
+
+
+class AttentionBody(ModelBody, Filter):
+    prompt: OnePrompt = Field(description="The text or the token ids before the token.")
+
+
+class TokenizeBody(Body):
+    model: str | None = Field(None, max_length=LONGEST_NAME, description="Default: the first run.")
+    prompt: str
+    add_special_tokens: bool = Field(False, description="Put the model's start token in front.")
+
+
+class DetokenizeBody(Body):
+    model: str | None = Field(None, max_length=LONGEST_NAME, description="Default: the first run.")
+    tokens: Ids = Field(max_length=2**20)

@@ -1,0 +1,93 @@
+"""The states of train text when a model first read it, before it learned from it; kept while it is fine-tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gnnlm.datastore.encode import round_states
+from gnnlm.errors import TrainingError
+from gnnlm.train.data import Pieces
+from gnnlm.train.processes import Processes
+
+UNREAD_STATES, UNREAD_POSITIONS = "unread.states.npy", "unread.positions.npy"
+
+
+class FirstReadings:
+    """The states of train positions when the model first read them.
+
+    The file has all positions; those that were not kept are zero. A step writes to the positions it reads, so a step
+    that is repeated after a crash writes the same states again. Of several processes only the first writes.
+    """
+
+    def __init__(self, folder: Path, rows: int, model: Any, pieces: Pieces, settle: float) -> None:
+        output: nn.Linear = model.get_output_embeddings()
+        self._model, self._output, self._pieces = model, output, pieces
+        self._drops_out = drops_out(model)
+        self._kept = range(int(settle * pieces.batches_in(0)), pieces.batches_in(0))
+        self._path, self._shape = folder / UNREAD_STATES, (rows, output.in_features)
+        self._read: list[tuple[int, Tensor]] = []  # numbers of batches, and the states of this process's lines
+
+    @contextmanager
+    def reading(self, number: int, read: Tensor) -> Iterator[None]:
+        """Remember the input of the softmax while lines of a batch are read."""
+        if number not in self._kept:
+            yield
+            return
+        seen: list[Tensor] = []
+        hook = self._output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+        try:
+            if self._drops_out and len(read):  # states under dropout are not those of prediction: read without it
+                self._read_again(read)
+                hook.remove()
+            yield
+        finally:
+            hook.remove()
+        states = torch.from_numpy(round_states(seen[0].float().cpu().numpy(), "fp16")) if seen else torch.empty(0)
+        self._read.append((number, states))
+
+    @torch.no_grad()
+    def _read_again(self, read: Tensor) -> None:
+        self._model.eval()
+        self._model(input_ids=read, use_cache=False)
+        self._model.train()
+
+    def keep(self, processes: Processes) -> None:
+        """Write the states of the batches that were read since the last call."""
+        read = [(self._pieces.bounds(number).tolist(), mine) for number, mine in self._read]
+        joined = [(bounds, processes.join_lines(mine, len(bounds)).numpy()) for bounds, mine in read]
+        self._read = []
+        for bounds, states in joined if processes.first else ():
+            for line, (begin, end) in enumerate(bounds):
+                self._file[begin:end] = states[line, : end - begin]
+
+    @cached_property
+    def _file(self) -> Any:
+        if self._path.exists():
+            return np.lib.format.open_memmap(self._path, "r+")
+        return np.lib.format.open_memmap(self._path, "w+", np.float16, self._shape)
+
+    def finish(self, batches: int) -> npt.NDArray[np.int64]:
+        """The positions kept in the first `batches` batches, in order."""
+        bounds = [self._pieces.bounds(number) for number in self._kept if number < batches]
+        if not bounds:
+            raise TrainingError(
+                f"fine-tuning stopped after batch {batches}, but lm.finetune.settle keeps states for the GNN only from "
+                f"batch {self._kept.start + 1} on; train longer, or lower lm.finetune.settle"
+            )
+        self._file.flush()
+        return np.sort(np.concatenate([np.arange(begin, end) for begin, end in np.concatenate(bounds).tolist()]))
+
+
+def drops_out(model: Any) -> bool:
+    """Whether a transformers model uses dropout."""
+    settings = model.config.to_dict().items()
+    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in settings)
