@@ -224,7 +224,66 @@ class JoinedDocuments(Listed):
         return self._parts[part][place - int(self._bases[part])]
 
 
-class Stream:
+class LaidOut(ABC):
+    """Documents laid end to end, as readable text by position: where they begin, their names, texts and offsets."""
+
+    starts: npt.NDArray[np.int64]  # of each document, and the end
+
+    @property
+    @abstractmethod
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    @abstractmethod
+    def documents(self) -> Sequence[dict[str, str]]:
+        """Name and text of each document."""
+
+    @property
+    @abstractmethod
+    def offsets(self) -> npt.NDArray[Any]:
+        """The character at which each position's token begins; past a document's last token, the text's length."""
+
+    def document_of(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The number of the document of each position."""
+        found: npt.NDArray[np.int64] = np.searchsorted(self.starts, positions, side="right") - 1
+        return found
+
+    def passage(self, position: int, left: int, right: int) -> Passage:
+        """The token at a position with `left` tokens before it and `right` after it, within its document."""
+        number = int(self.document_of(position))
+        first = max(int(self.starts[number]), position - left)
+        return Passage(
+            self.names[number],
+            self.text_between(first, position),
+            self.text_between(position, position + 1),
+            self.text_between(position + 1, position + 1 + right),
+        )
+
+    def characters(self, position: int) -> tuple[int, int]:
+        """Where a position's token begins and ends in the text of its document."""
+        return int(self.offsets[position]), int(self.offsets[position + 1])
+
+    def position_at(self, number: int, character: int) -> int | None:
+        """The position of the token that covers a character of a document's text; None beyond its end."""
+        first, last = (int(start) for start in self.starts[number : number + 2])
+        offsets = self.offsets[first:last]  # the last is the text's length
+        if not 0 <= character < offsets[-1]:
+            return None
+        return first + max(0, int(np.searchsorted(offsets, character, side="right")) - 1)
+
+    def document(self, number: int) -> tuple[str, list[int]]:
+        """The text of a document, and the character at which each token begins, then where the last one ends."""
+        begin, end = self.starts[number : number + 2].tolist()
+        return self.documents[number]["text"], self.offsets[begin:end].tolist()
+
+    def text_between(self, first: int, last: int) -> str:
+        """The text of the tokens first..last-1, cut at the end of the document of `first`."""
+        number = int(self.document_of(first))
+        last = min(last, int(self.starts[number + 1]) - 1)
+        return self.documents[number]["text"][self.offsets[first] : self.offsets[last]]
+
+
+class Stream(LaidOut):
     """Documents laid end to end: a split of a corpus, read through all its segments."""
 
     def __init__(self, corpus: Artifact, split: str, texts: Sequence[Files] | None = None) -> None:
@@ -260,7 +319,7 @@ class Stream:
         return made[0] if len(made) == 1 else JoinedDocuments(made)
 
     @cached_property
-    def _offsets(self) -> npt.NDArray[Any]:
+    def offsets(self) -> npt.NDArray[Any]:
         return joined([text.array("offsets.npy") for text in self._texts])
 
     @cached_property
@@ -289,42 +348,3 @@ class Stream:
         """
         positions = np.arange(first, len(self) if last is None else last)
         return positions - self.document_of(positions)
-
-    def document_of(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The number of the document of each position."""
-        found: npt.NDArray[np.int64] = np.searchsorted(self.starts, positions, side="right") - 1
-        return found
-
-    def passage(self, position: int, left: int, right: int) -> Passage:
-        """The token at a position with `left` tokens before it and `right` after it, within its document."""
-        number = int(self.document_of(position))
-        first = max(int(self.starts[number]), position - left)
-        return Passage(
-            self.names[number],
-            self.text_between(first, position),
-            self.text_between(position, position + 1),
-            self.text_between(position + 1, position + 1 + right),
-        )
-
-    def characters(self, position: int) -> tuple[int, int]:
-        """Where a position's token begins and ends in the text of its document."""
-        return int(self._offsets[position]), int(self._offsets[position + 1])
-
-    def position_at(self, number: int, character: int) -> int | None:
-        """The position of the token that covers a character of a document's text; None beyond its end."""
-        first, last = (int(start) for start in self.starts[number : number + 2])
-        offsets = self._offsets[first:last]  # the last is the text's length
-        if not 0 <= character < offsets[-1]:
-            return None
-        return first + max(0, int(np.searchsorted(offsets, character, side="right")) - 1)
-
-    def document(self, number: int) -> tuple[str, list[int]]:
-        """The text of a document, and the character at which each token begins, then where the last one ends."""
-        begin, end = self.starts[number : number + 2].tolist()
-        return self.documents[number]["text"], self._offsets[begin:end].tolist()
-
-    def text_between(self, first: int, last: int) -> str:
-        """The text of the tokens first..last-1, cut at the end of the document of `first`."""
-        number = int(self.document_of(first))
-        last = min(last, int(self.starts[number + 1]) - 1)
-        return self.documents[number]["text"][self._offsets[first] : self._offsets[last]]

@@ -1,0 +1,46 @@
+"""Documents that are held in memory, laid end to end as those of a split are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnlm.corpus.stream import END, LaidOut, TokenizedDocument
+
+
+class HeldText(LaidOut):
+    """Tokens, texts and offsets of a few documents.
+
+    >>> held = HeldText([TokenizedDocument("a", "xyz", [7, 8], [0, 2])])
+    >>> held.tokens.tolist(), held.passage(1, 1, 1)
+    ([7, 8, -1], Passage(document='a', before='xy', token='z', after=''))
+    """
+
+    def __init__(self, documents: Sequence[TokenizedDocument]) -> None:
+        self._documents = tuple(documents)
+        self.tokens: npt.NDArray[np.int64] = np.array(
+            [token for document in documents for token in (*document.tokens, END)], dtype=np.int64
+        )
+        sizes = [len(document.tokens) + 1 for document in documents]
+        self.starts = np.cumsum([0, *sizes], dtype=np.int64)
+
+    def __len__(self) -> int:
+        """The number of positions."""
+        return len(self.tokens)
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [document.name for document in self._documents]
+
+    @cached_property
+    def documents(self) -> list[dict[str, str]]:
+        return [{"name": document.name, "text": document.text} for document in self._documents]
+
+    @cached_property
+    def offsets(self) -> npt.NDArray[Any]:
+        ends = ((*document.offsets, len(document.text)) for document in self._documents)
+        return np.array([offset for each in ends for offset in each], dtype=np.int64)
