@@ -9,16 +9,16 @@ from typing import Any, overload
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gnnlm.answers import Attention, DocumentText, Floats, Neighbour, Next, Scores, StoredDocument
 from gnnlm.config import load_config
 from gnnlm.datastore.filter import Names, open_documents
 from gnnlm.engine import HERE, Engine
 from gnnlm.errors import ConfigError, CorpusError
-from gnnlm.gnn.model import Watched
+from gnnlm.explain import influence, watched
+from gnnlm.predict.attach import Attachments, attached, taken
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past, Reading
-from gnnlm.predict.texts import Job, Text, batches, tokenized
+from gnnlm.predict.texts import Job, Text, batches, scored, tokenized
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.neighbours import Neighbours
@@ -60,16 +60,36 @@ class Book:
     def _numbers(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.model.store.names)}
 
+    def attached(self, documents: Attachments) -> Session:
+        """This book with more documents, which are looked up beside the store's and never written to disk.
+
+        Each is a text file, or a pair (name, text); it is cited as `attached:` and its name, also in filters. They are
+        encoded once, for all that is asked of the session: `with book.attached(["notes.txt"]) as session: ...`
+        """
+        return Session(self, documents)
+
     # -- scoring -------------------------------------------------------------------------------------------
 
     @overload
     def score(
-        self, texts: Text, *, predictors: Iterable[str] | None = None, only: Names = None, exclude: Names = None
+        self,
+        texts: Text,
+        *,
+        predictors: Iterable[str] | None = None,
+        only: Names = None,
+        exclude: Names = None,
+        attach: Attachments | None = None,
     ) -> Scores: ...
 
     @overload
     def score(
-        self, texts: list[Text], *, predictors: Iterable[str] | None = None, only: Names = None, exclude: Names = None
+        self,
+        texts: list[Text],
+        *,
+        predictors: Iterable[str] | None = None,
+        only: Names = None,
+        exclude: Names = None,
+        attach: Attachments | None = None,
     ) -> list[Scores]: ...
 
     def score(
@@ -79,64 +99,44 @@ class Book:
         predictors: Iterable[str] | None = None,
         only: Names = None,
         exclude: Names = None,
+        attach: Attachments | None = None,
     ) -> Scores | list[Scores]:
         """The log-probability of every token, by predictor, of one text or many.
 
         A pair (context, continuation) scores the continuation as it follows the context; each is a text or a list of
         token ids. `only` and `exclude` name the documents of the store (or globs of names) that may or may not be
-        looked up.
+        looked up; `attach` names files that are looked up too: see `attached`.
         """
+        if attach is not None:
+            return self.attached(attach).score(texts, predictors=predictors, only=only, exclude=exclude)
         several = texts if isinstance(texts, list) else [texts]
         wanted = self._wanted(predictors)
         jobs = [Job.make(self.model, text, number) for number, text in enumerate(several)]
         allowed = self.allowed(only, exclude)
         done: dict[int, Scores] = {}
         for batch in batches(jobs):
-            for job, scores in zip(batch, self._score(batch, wanted, allowed), strict=True):
-                done[job.number] = scores
+            for job, values in zip(batch, scored(self.model, batch, wanted, allowed), strict=True):
+                done[job.number] = Scores(job.pieces, job.ids[job.first :], job.offsets, *values)
         found = [done[number] for number in range(len(jobs))]
         return found if isinstance(texts, list) else found[0]
-
-    @torch.inference_mode()
-    def _score(self, jobs: list[Job], wanted: tuple[str, ...], allowed: Allowed | None) -> list[Scores]:
-        """Score texts of similar length as one batch, a block of tokens at a time."""
-        log_probs: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
-        top1: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
-        past: Past | None = None
-        longest = max(len(job.ids) for job in jobs)
-        for start in range(0, longest, BLOCK):
-            parts = [
-                job.ids[start : min(start + BLOCK, len(job.ids) - 1)] for job in jobs
-            ]  # nothing is predicted after the last token
-            first = 0 if past is None else start + 1  # the first new prediction is that of this token
-            prediction, past = self.model.read(parts, past, wanted, allowed)
-            for line, job in enumerate(jobs):
-                targets = torch.tensor(job.ids[first : first + int(prediction.real[line].sum())], dtype=torch.long)
-                places = torch.nonzero(torch.arange(first, first + len(targets)) >= job.first)[:, 0]
-                if not len(places):
-                    continue
-                targets = targets[places].to(prediction.real.device)
-                for name, full_NV in prediction[line, places].log_probs(wanted).items():
-                    log_probs[line][name].append(full_NV.gather(1, targets[:, None])[:, 0].cpu())
-                    top1[line][name].append((full_NV.argmax(1) == targets).cpu())
-        return [
-            Scores(
-                job.pieces,
-                job.ids[job.first :],
-                job.offsets,
-                {name: torch.cat(values).numpy() for name, values in log_probs[line].items()},
-                {name: torch.cat(values).numpy() for name, values in top1[line].items()},
-            )
-            for line, job in enumerate(jobs)
-        ]
 
     # -- looking up ----------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def neighbors(
-        self, text: str, k: int = 3, *, only: Names = None, exclude: Names = None, left: int = 8, right: int = 8
+        self,
+        text: str,
+        k: int = 3,
+        *,
+        only: Names = None,
+        exclude: Names = None,
+        left: int = 8,
+        right: int = 8,
+        attach: Attachments | None = None,
     ) -> list[list[Neighbour]]:
         """For every token of the text, the k store positions that are retrieved to predict it, nearest first."""
+        if attach is not None:
+            return self.attached(attach).neighbors(text, k, only=only, exclude=exclude, left=left, right=right)
         if k < 1:
             raise ConfigError(f"neighbors: k must be at least 1 (got {k})")
         job, allowed = Job.make(self.model, text, 0), self.allowed(only, exclude)
@@ -165,8 +165,11 @@ class Book:
         top: int = 10,
         only: Names = None,
         exclude: Names = None,
+        attach: Attachments | None = None,
     ) -> Next:
         """The distribution of the token that follows a text or token ids (either may be empty), by predictor."""
+        if attach is not None:
+            return self.attached(attach).next(text, predictors=predictors, top=top, only=only, exclude=exclude)
         wanted, allowed = self._wanted(predictors), self.allowed(only, exclude)
         ids = self._prompt(text, chat=False)
         prediction, past = self.model.read([ids[:BLOCK]], None, wanted, allowed)
@@ -191,7 +194,14 @@ class Book:
 
     @overload
     def generate(
-        self, prompt: str, *, only: Names = None, exclude: Names = None, chat: bool = False, **options: Any
+        self,
+        prompt: str,
+        *,
+        only: Names = None,
+        exclude: Names = None,
+        chat: bool = False,
+        attach: Attachments | None = None,
+        **options: Any,
     ) -> Generation: ...
 
     @overload
@@ -202,6 +212,7 @@ class Book:
         only: Names = None,
         exclude: Names = None,
         chat: bool = False,
+        attach: Attachments | None = None,
         **options: Any,
     ) -> list[Generation]: ...
 
@@ -212,15 +223,19 @@ class Book:
         only: Names = None,
         exclude: Names = None,
         chat: bool = False,
+        attach: Attachments | None = None,
         **options: Any,
     ) -> Generation | list[Generation]:
         """Write on from a prompt, or from several at once; each token comes with its sources.
 
         A prompt is a text, or token ids in a list of prompts; an empty one starts a text. With `n` above 1 or several
         prompts, a list: n texts for each prompt, in order. `chat` puts prompts into the model's chat template.
-        `draft=False` writes the same, only slower. `search="pointers"` saves searches and is approximate. The other
-        options are the fields of `gnnlm.write.request.Request` and of `Sampling`.
+        `attach` names files that are looked up too: see `attached`. `draft=False` writes the same, only slower.
+        `search="pointers"` saves searches and is approximate. The other options are the fields of
+        `gnnlm.write.request.Request` and of `Sampling`.
         """
+        if attach is not None:
+            return self.attached(attach).generate(prompt, only=only, exclude=exclude, chat=chat, **options)
         asked = request(**options)
         several: list[str | Sequence[int]] = [prompt] if isinstance(prompt, str) else [*prompt]
         if not several:
@@ -230,9 +245,18 @@ class Book:
         return found[0] if isinstance(prompt, str) and asked.n == 1 else found
 
     def stream(
-        self, prompt: str, *, only: Names = None, exclude: Names = None, chat: bool = False, **options: Any
+        self,
+        prompt: str,
+        *,
+        only: Names = None,
+        exclude: Names = None,
+        chat: bool = False,
+        attach: Attachments | None = None,
+        **options: Any,
     ) -> Stream:
         """Write one text and give it out as it comes; see `generate`."""
+        if attach is not None:
+            return self.attached(attach).stream(prompt, only=only, exclude=exclude, chat=chat, **options)
         return self.pen.stream(request(**options), self._prompt(prompt, chat), self.allowed(only, exclude))
 
     # -- explaining ----------------------------------------------------------------------------------------
@@ -245,48 +269,15 @@ class Book:
         Without `documents`, those with the most neighbours of the text, at most `most`. Every document costs a scoring.
         Unlike shares and attention, this includes all that the graph network took from a document.
         """
-        name = predictor or self.predictors[-1]
-        names = self._looked_up(text, most) if documents is None else list(documents)
-        whole = self.score(text, predictors=[name]).log_probs[name]
-        return {
-            document: whole - self.score(text, predictors=[name], exclude=[document]).log_probs[name]
-            for document in names
-        }
+        return influence(self, text, documents, predictor or self.predictors[-1], most)
 
-    def _looked_up(self, text: Text, most: int) -> list[str]:
-        """The documents with the most neighbours of the tokens that are scored."""
-        job, predictor = Job.make(self.model, text, 0), self.model.predictor
-        counts = torch.zeros(len(self.model.store.names))
-        past: Past | None = None
-        for start in range(0, len(job.ids), BLOCK):
-            part = job.ids[start : min(start + BLOCK, len(job.ids) - 1)]
-            first = 0 if past is None else start + 1
-            k = predictor.graph_k if predictor.gnn is not None else predictor.mixes["base"].k
-            prediction, past = self.model.read([part], past, ("base",), None, k)
-            found = prediction.neighbours[0, max(0, job.first - first) :].positions
-            numbers = self.model.store.document_of(found[found >= 0])
-            counts.index_add_(0, numbers, torch.ones(len(numbers)))
-        order = counts.argsort(descending=True, stable=True)[:most].tolist()
-        return [self.model.store.names[number] for number in order if counts[number] > 0]
-
-    @torch.inference_mode()
     def attention(self, text: str | Sequence[int], *, only: Names = None, exclude: Names = None) -> Attention:
         """Where the graph network looks to predict the token after a text or token ids. It is no cause: `influence`."""
         self.model.predictor.check(("gnn",))
-        allowed, ids = self.allowed(only, exclude), self._prompt(text, chat=False)
-        past: Past | None = None
-        for start in range(0, max(0, len(ids) - 1), BLOCK):
-            _, past = self.model.read([ids[start : min(start + BLOCK, len(ids) - 1)]], past, ("gnn",), allowed)
-        seen: list[Watched] = []
-        prediction, _ = self.model.read([ids[-1:]], past, ("gnn",), allowed, watch=seen)
-        neighbours = prediction.neighbours[0, -1].nearest(self.model.predictor.graph_k)
-        weights = [layer.inter_BTHS[0, -1].unflatten(-1, (neighbours.k, -1)) for layer in seen]
-        assert self.model.predictor.gnn is not None
-        nodes = [self.model.lm.start_token, *ids][-self.model.predictor.gnn.options.context :]
-        context = [layer.intra_BTHS[0, -1, :, -len(nodes) :] for layer in seen]
+        ids, allowed = self._prompt(text, chat=False), self.allowed(only, exclude)
+        neighbours, weights, nodes, context = watched(self.model, ids, allowed)
         (lines,) = _each(neighbours[None])
-        found = [self._neighbour(row, score, 8, 8) for row, score in lines]
-        return Attention(found, torch.stack(weights).cpu().numpy(), nodes, torch.stack(context).cpu().numpy())
+        return Attention([self._neighbour(row, score, 8, 8) for row, score in lines], weights, nodes, context)
 
     def _prompt(self, prompt: str | Sequence[int], chat: bool) -> list[int]:
         """The token ids of a prompt."""
@@ -324,6 +315,32 @@ class Book:
         return Allowed(positions=open_D.repeat_interleave(store.document_starts.diff()))
 
 
+class Session(Book):
+    """A book with attached documents, until the end of a `with` block or for as long as it is kept."""
+
+    def __init__(self, book: Book, documents: Attachments) -> None:
+        found = taken(book.model, documents)
+        super().__init__(attached(book.model, found), f"{book.origin} and {', '.join(each.name for each in found)}")
+        self._book = book
+
+    @cached_property
+    def pen(self) -> Pen:
+        """Writes with this book; what is known of the store's suffixes is used."""
+        return Pen(self.model, self._book.pen)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        del self.model
+        self.__dict__.pop("pen", None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model":
+            raise ConfigError("this session has ended: its attached documents are gone; call book.attached again")
+        raise AttributeError(name)
+
+
 def _each(neighbours: Neighbours) -> Iterator[Sequence[tuple[int, float]]]:
     """The real neighbours of each query."""
     for positions, similarity in zip(neighbours.positions.tolist(), neighbours.similarity.tolist(), strict=True):
@@ -340,5 +357,6 @@ def book_of(run: Run, engine: Engine = HERE) -> Book:
     run.open_all()  # refuses an unfinished or stale run before anything is loaded
     run.use(engine)
     config, parts = run.config, run.parts
-    reading = Reading(config.lm.window, config.lm.context, config.store.key, config.store.dtype)
+    lm, store = config.lm, config.store
+    reading = Reading(lm.window, lm.context, store.key, store.dtype, lm.whole_lines)
     return Book(OpenBook(parts.lm, parts.store, parts.index, parts.predictor, reading), str(run.root))

@@ -154,7 +154,7 @@ def test_resumed_tables_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.M
             return build(draft, model, data, config)
 
     whole = made_in(tmp_path / "whole")
-    made, calls = module._rows_of, 0
+    made, calls = module.lines_of, 0
 
     def interrupted(*args: Any) -> Any:
         nonlocal calls
@@ -163,10 +163,10 @@ def test_resumed_tables_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
         return made(*args)
 
-    monkeypatch.setattr(module, "_rows_of", interrupted)
+    monkeypatch.setattr(module, "lines_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made_in(tmp_path / "twice")
-    monkeypatch.setattr(module, "_rows_of", made)
+    monkeypatch.setattr(module, "lines_of", made)
     resumed = made_in(tmp_path / "twice")
     assert resumed.fingerprint == whole.fingerprint  # of every byte of its parts
 

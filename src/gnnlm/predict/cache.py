@@ -227,14 +227,14 @@ class TablesWriter:
     @torch.inference_mode()
     def write_shard(self, first: int, last: int, projected: bool, path: Path) -> None:
         """Write the lines of some rows, as they are stored."""
-        tables = _rows_of(self.model, self.graphs, torch.arange(first, last), projected, self.device)
+        tables = lines_of(self.model, self.graphs, torch.arange(first, last), projected, self.device)
         made = {}
         for number, table in enumerate(tables):
             if self.quantizers:
                 codes = self.quantizers[number].encode(table.flatten(0, -2).numpy())
                 made[f"layer{number}"] = codes.reshape(*table.shape[:-1], -1)
             else:
-                made[f"layer{number}"] = _rounded(table.numpy(), self.config.dtype)
+                made[f"layer{number}"] = rounded_table(table.numpy(), self.config.dtype)
         save_arrays(path, made)
 
 
@@ -322,7 +322,7 @@ def _seconds(work: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def _rows_of(model: GnnModel, graphs: GraphBuilder, rows_U: Tensor, projected: bool, device: str) -> list[Tensor]:
+def lines_of(model: GnnModel, graphs: GraphBuilder, rows_U: Tensor, projected: bool, device: str) -> list[Tensor]:
     """The lines of these rows in every table."""
     windows = graphs.windows(rows_U)
     centre_U = windows.place_UW[:, graphs.left]
@@ -341,7 +341,7 @@ def learn_quantizers(
     rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(graphs.store))[:TRAIN_ROWS]))
     say(f"cache: learning a code of {config.bytes} bytes per state from {len(rows):,} rows")
     tensors: dict[str, Tensor] = {}
-    for number, table in enumerate(_rows_of(model, graphs, rows, False, device)):
+    for number, table in enumerate(lines_of(model, graphs, rows, False, device)):
         sample = table.flatten(0, -2).numpy()
         tensors |= train_quantizer(sample, config.bytes, seed, "cache.bytes").tensors(f"layer{number}.")
     with writing(path):
@@ -362,7 +362,7 @@ def _on_disk(shape: tuple[int, ...], config: CacheConfig) -> tuple[tuple[int, ..
     return shape, DTYPES[config.dtype]
 
 
-def _rounded(table: Any, dtype: str) -> Any:
+def rounded_table(table: Any, dtype: str) -> Any:
     with np.errstate(over="ignore"):
         rounded = table.astype(DTYPES[dtype])
     if not np.isfinite(rounded).all():

@@ -97,12 +97,16 @@ class Past:
 
 @dataclass(frozen=True)
 class Reading:
-    """How texts are read, the same as for the store: see `lm.window`, `lm.context`, `store.key` and `store.dtype`."""
+    """How texts are read, the same as for the store: see `lm.window`, `lm.context`, `store.key` and `store.dtype`.
+
+    `lm.whole_lines` holds for attached documents only: a text that is being read has no known line ends yet.
+    """
 
     window: int
     context: int
     key: str = "state"
     dtype: str = "fp16"
+    whole_lines: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Texts to be scored: their token ids, the pieces and offsets of tokens, and batches of similar length."""
+"""Texts to be scored: their token ids, the pieces and offsets of tokens, batches of similar length, and scores."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
 from gnnlm.corpus.sources import check_text
 from gnnlm.errors import CorpusError
-from gnnlm.predict.open_book import OpenBook
+from gnnlm.predict.open_book import BLOCK, OpenBook, Past
+from gnnlm.retrieval.index import Allowed
 
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 Part = str | Sequence[int]
 Text = str | tuple[Part, Part]  # a text, or (context, continuation), each as text or as token ids
 BATCH_TOKENS = 1024  # tokens of several texts that are scored at once, padding included
@@ -74,3 +82,39 @@ def batches(jobs: list[Job]) -> Iterator[list[Job]]:
         count = max(1, BATCH_TOKENS // len(rest[0].ids))
         yield rest[:count]
         rest = rest[count:]
+
+
+@torch.inference_mode()
+def scored(
+    model: OpenBook, jobs: Sequence[Job], wanted: Sequence[str], allowed: Allowed | None
+) -> list[tuple[dict[str, Floats], dict[str, Bools]]]:
+    """Each text's log-probabilities, and whether each token was the likeliest, by predictor.
+
+    The texts are read as one batch, a block of tokens at a time; they should be of similar length.
+    """
+    log_probs: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
+    top1: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
+    past: Past | None = None
+    longest = max(len(job.ids) for job in jobs)
+    for start in range(0, longest, BLOCK):
+        parts = [
+            job.ids[start : min(start + BLOCK, len(job.ids) - 1)] for job in jobs
+        ]  # nothing is predicted after the last token
+        first = 0 if past is None else start + 1  # the first new prediction is that of this token
+        prediction, past = model.read(parts, past, wanted, allowed)
+        for line, job in enumerate(jobs):
+            targets = torch.tensor(job.ids[first : first + int(prediction.real[line].sum())], dtype=torch.long)
+            places = torch.nonzero(torch.arange(first, first + len(targets)) >= job.first)[:, 0]
+            if not len(places):
+                continue
+            targets = targets[places].to(prediction.real.device)
+            for name, full_NV in prediction[line, places].log_probs(wanted).items():
+                log_probs[line][name].append(full_NV.gather(1, targets[:, None])[:, 0].cpu())
+                top1[line][name].append((full_NV.argmax(1) == targets).cpu())
+    return [
+        (
+            {name: torch.cat(values).numpy() for name, values in log_probs[line].items()},
+            {name: torch.cat(values).numpy() for name, values in top1[line].items()},
+        )
+        for line in range(len(jobs))
+    ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 
 import numpy as np
@@ -113,17 +114,17 @@ def best_length(expected: Sequence[Sequence[float]], costs: Costs) -> int:
 class Drafter:
     """Drafts for texts that are written with a store at hand."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._suffixes: list[SuffixIndex] | None = None
+    def __init__(self, store: Store, before: Drafter | None = None) -> None:
+        """`before` drafts from the first segments of the same store, and has sorted them."""
+        self.store, self._before = store, before
 
-    @property
+    @cached_property
     def suffixes(self) -> list[SuffixIndex]:
         """The store's positions by what precedes them; sorted at first use."""
-        if self._suffixes is None:
-            small = len(self.store) <= LARGEST_STORE
-            self._suffixes = [SuffixIndex(s.tokens_P.numpy()) for s in self.store.segments] if small else []
-        return self._suffixes
+        if len(self.store) > LARGEST_STORE:
+            return []
+        known = [] if self._before is None else self._before.suffixes
+        return [*known, *(SuffixIndex(s.tokens_P.numpy()) for s in self.store.segments[len(known) :])]
 
     def draft(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor, chances: Chances) -> Draft:
         """The most promising draft; where two begin alike, they support each other.

@@ -81,8 +81,11 @@ def request(**options: Any) -> Request:
 class Pen:
     """Writes with one open book; remembers the store's suffixes and how long steps take."""
 
-    def __init__(self, model: OpenBook) -> None:
-        self.model, self.drafter, self.costs = model, Drafter(model.store), dict[str, Costs]()
+    def __init__(self, model: OpenBook, before: Pen | None = None) -> None:
+        """`before` writes with the same model, over the first segments of its store."""
+        self.model = model
+        self.drafter: Drafter = Drafter(model.store, None if before is None else before.drafter)
+        self.costs: dict[str, Costs] = {} if before is None else before.costs
 
     def writer(self, predictor: str) -> Writer:
         return Writer(self.model, predictor, self.drafter, self.costs.setdefault(predictor, Costs()))
