@@ -12,6 +12,7 @@ import torch
 
 from gnnlm.answers import Attention, DocumentText, Floats, Neighbour, Next, Scores, StoredDocument
 from gnnlm.config import load_config
+from gnnlm.corpus.stream import TokenizedDocument
 from gnnlm.datastore.filter import Names, open_documents
 from gnnlm.engine import HERE, Engine
 from gnnlm.errors import ConfigError, CorpusError
@@ -66,7 +67,7 @@ class Book:
         Each is a text file, or a pair (name, text); it is cited as `attached:` and its name, also in filters. They are
         encoded once, for all that is asked of the session: `with book.attached(["notes.txt"]) as session: ...`
         """
-        return Session(self, documents)
+        return Session(self, taken(self.model, documents))
 
     # -- scoring -------------------------------------------------------------------------------------------
 
@@ -318,9 +319,9 @@ class Book:
 class Session(Book):
     """A book with attached documents, until the end of a `with` block or for as long as it is kept."""
 
-    def __init__(self, book: Book, documents: Attachments) -> None:
-        found = taken(book.model, documents)
-        super().__init__(attached(book.model, found), f"{book.origin} and {', '.join(each.name for each in found)}")
+    def __init__(self, book: Book, documents: Sequence[TokenizedDocument]) -> None:
+        names = ", ".join(document.name for document in documents)
+        super().__init__(attached(book.model, documents), f"{book.origin} and {names}")
         self._book = book
 
     @cached_property

@@ -30,6 +30,9 @@ def serve(
     queue: Annotated[int, typer.Option("--queue", min=1, help="Requests that may wait; more get a 429.")] = 128,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The most tokens of a text.")] = 2048,
     max_prompt: Annotated[int, typer.Option("--max-prompt", min=1, help="The most tokens of a prompt.")] = 8192,
+    max_attached: Annotated[
+        int, typer.Option("--max-attached", min=1, help="The most tokens of the documents that a request attaches.")
+    ] = 16_384,
     max_texts: Annotated[
         int, typer.Option("--max-texts", min=1, help="The most texts of a request: prompts times n.")
     ] = 128,
@@ -57,6 +60,7 @@ def serve(
         queue=queue,
         max_tokens=max_tokens,
         max_prompt=max_prompt,
+        max_attached=max_attached,
         max_texts=max_texts,
         max_seconds=max_seconds,
         max_body=max_body,

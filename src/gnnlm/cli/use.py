@@ -32,6 +32,12 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="NAME", help="Do not look up documents whose name matches this name or glob."),
 ]
+Attach = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--attach", metavar="FILE", help="Look up this text file too, as attached:NAME; it is not added to the run."
+    ),
+]
 JsonLines = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per token, and a summary as the last line.")
 ]
@@ -43,13 +49,14 @@ def score(
     predictor: Predictors = None,
     only: Only = None,
     exclude: Exclude = None,
+    attach: Attach = None,
     as_json: JsonLines = False,
 ) -> None:
     """Score a text: the probability of every token under each predictor, coloured by the gain over base."""
     import gnnlm
 
     text = _read(file)
-    scores = gnnlm.open(run).score(text, predictors=predictor, only=only, exclude=exclude)
+    scores = gnnlm.open(run).score(text, predictors=predictor, only=only, exclude=exclude, attach=attach)
     if as_json:
         for number, (token, id_, (start, end)) in enumerate(
             zip(scores.tokens, scores.ids, scores.offsets, strict=True)
@@ -73,6 +80,7 @@ def neighbors(
     k: Annotated[int, typer.Option("-k", min=1, help="Neighbours shown for each token.")] = 3,
     only: Only = None,
     exclude: Exclude = None,
+    attach: Attach = None,
     as_json: JsonLines = False,
 ) -> None:
     """Show, for every token of a text, the places in the store that are looked up to predict it."""
@@ -80,7 +88,7 @@ def neighbors(
 
     book = gnnlm.open(run)
     scores = book.score(text, predictors=["base"])
-    found = book.neighbors(text, k, only=only, exclude=exclude)
+    found = book.neighbors(text, k, only=only, exclude=exclude, attach=attach)
     if as_json:
         for token, line in zip(scores.tokens, found, strict=True):
             print(json.dumps({"token": token, "neighbors": [asdict(neighbour) for neighbour in line]}))

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from gnnlm.cli.options import out
-from gnnlm.cli.use import Exclude, Only, RunPath, flat
+from gnnlm.cli.use import Attach, Exclude, Only, RunPath, flat
 from gnnlm.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
     only: Only = None,
     exclude: Exclude = None,
+    attach: Attach = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line; with several texts, one line each.")
     ] = False,
@@ -82,7 +83,7 @@ def generate(
     }
     request(**options)  # refuses bad values before anything is loaded
     book = open_book(run)
-    shared: dict[str, Any] = {"only": only, "exclude": exclude, "chat": chat}
+    shared: dict[str, Any] = {"only": only, "exclude": exclude, "chat": chat, "attach": attach}
     if as_json:
         for written in book.generate(prompts, **shared, **options):
             print(json.dumps(written.as_json()))

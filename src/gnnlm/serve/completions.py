@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from gnnlm.serve import wire
-from gnnlm.serve.desk import Desk, desk_of, while_connected
+from gnnlm.serve.desk import Desk, desk_of, found_run, while_connected
 from gnnlm.serve.docs import ERRORS, Chat, Completion
 from gnnlm.serve.problems import Problem, encoded, json_response
 from gnnlm.serve.runs import Served
@@ -128,13 +128,15 @@ class Job:
 @router.post("/v1/completions", responses={200: {"model": Completion}})
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Write on from prompts."""
-    return await _answer(request, await run_in_threadpool(_completion_job, desk_of(request), body))
+    found = await found_run(request, body, body.attach)
+    return await _answer(request, await run_in_threadpool(_completion_job, desk_of(request), body, *found))
 
 
 @router.post("/v1/chat/completions", responses={200: {"model": Chat}})
 async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation, with a model whose tokenizer has a chat template."""
-    return await _answer(request, await run_in_threadpool(_chat_job, desk_of(request), body))
+    found = await found_run(request, body, body.attach)
+    return await _answer(request, await run_in_threadpool(_chat_job, desk_of(request), body, *found))
 
 
 async def _answer(request: Request, job: Job) -> Response:
@@ -211,8 +213,7 @@ def _event(value: Any) -> bytes:
 # -- checking --------------------------------------------------------------------------------------------------
 
 
-def _completion_job(desk: Desk, body: CompletionBody) -> Job:
-    run, predictor = desk.runs.find(body.model)
+def _completion_job(desk: Desk, body: CompletionBody, run: Served, predictor: str | None) -> Job:
     if body.suffix is not None:
         raise Problem(400, "suffix is not supported: these models write from left to right", param="suffix")
     n = body.n or 1
@@ -230,8 +231,7 @@ def _completion_job(desk: Desk, body: CompletionBody) -> Job:
     return Job(run, body.model, body, prompts, order, n, best_of, body.logprobs, echo)
 
 
-def _chat_job(desk: Desk, body: ChatBody) -> Job:
-    run, predictor = desk.runs.find(body.model)
+def _chat_job(desk: Desk, body: ChatBody, run: Served, predictor: str | None) -> Job:
     if body.top_logprobs is not None and not body.logprobs:
         raise Problem(400, "top_logprobs: set logprobs to true as well", param="top_logprobs")
     messages = [

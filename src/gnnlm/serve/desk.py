@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from fastapi import Request
+from starlette.concurrency import run_in_threadpool
 
 from gnnlm.serve.limits import Keys, Limits
 from gnnlm.serve.metrics import Metrics
 from gnnlm.serve.problems import Problem
 from gnnlm.serve.runs import Runs, Served
+from gnnlm.serve.schema import AttachedDocument, ModelBody
 from gnnlm.serve.worker import Worker
 
 Answer = TypeVar("Answer")
 CLIENT_GONE = 499  # nobody sees it but the metrics
+
+
+class Found(NamedTuple):
+    """What a request names as its model."""
+
+    run: Served
+    predictor: str | None
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,20 @@ class Desk:
 
 def desk_of(request: Request) -> Desk:
     return cast(Desk, request.app.state.desk)
+
+
+async def found_run(request: Request, body: ModelBody, attach: Sequence[AttachedDocument] | None) -> Found:
+    """The run and the predictor that a request names, with the documents that it attaches."""
+    desk = desk_of(request)
+    run, predictor = desk.runs.find(body.model)
+    if attach is None:
+        return Found(run, predictor)
+    documents = await run_in_threadpool(run.taken, [(one.name, one.text) for one in attach])
+    count, most = sum(len(document.tokens) for document in documents), desk.limits.max_attached
+    if count > most:
+        message = f"attach: this server reads at most {most:,} tokens of attached documents, got {count:,}"
+        raise Problem(400, message, param="attach", code="context_length_exceeded")
+    return Found(await in_worker(request, lambda: run.attached(documents)), predictor)
 
 
 async def in_worker(request: Request, work: Callable[[], Answer]) -> Answer:

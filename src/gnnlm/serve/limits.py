@@ -22,6 +22,7 @@ class Limits:
     queue: int = 128  # requests that may wait
     max_tokens: int = 2048  # that one text may ask for
     max_prompt: int = 8192  # tokens of one prompt or text
+    max_attached: int = 16_384  # tokens of the documents that a request attaches
     max_texts: int = 128  # of one request: prompts times n or best_of
     max_seconds: float = 600.0  # for one request, waiting included
     max_body: int = 4 * 2**20  # bytes

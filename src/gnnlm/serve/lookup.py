@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from gnnlm.answers import Neighbour, Scores
 from gnnlm.serve import docs, wire
-from gnnlm.serve.desk import desk_of, in_worker
+from gnnlm.serve.desk import desk_of, found_run, in_worker
 from gnnlm.serve.problems import Problem, finite, json_response, unknown_model
 from gnnlm.serve.runs import Served
 from gnnlm.serve.schema import (
@@ -73,7 +73,7 @@ def _model(run: Served, name: str) -> dict[str, Any]:
 async def score(request: Request, body: ScoreBody) -> Response:
     """The log-probability of every token of a text, under each predictor."""
     desk = desk_of(request)
-    run, predictors = _run_and_predictors(request, body)
+    run, predictors = await _run_and_predictors(request, body)
     texts = body.input if isinstance(body.input, list) else [body.input]
     plain = [(text.context, text.continuation) if isinstance(text, Pair) else text for text in texts]
     for text in plain:
@@ -116,7 +116,7 @@ def _scores(number: int, scores: Scores) -> dict[str, Any]:
 async def neighbors(request: Request, body: NeighborsBody) -> Response:
     """For every token of a text, the places in the store that are looked up to predict it."""
     desk = desk_of(request)
-    run, _ = desk.runs.find(body.model)
+    run, _ = await found_run(request, body, body.attach)
     ids, starts = await run_in_threadpool(run.tokenize, body.input)
     desk.check_length(ids, "input")
     if len(ids) * body.k > 64 * 1024:
@@ -146,7 +146,7 @@ def _neighbour(neighbour: Neighbour) -> dict[str, Any]:
 @router.post("/v1/next", responses={200: {"model": docs.NextOut}})
 async def next_token(request: Request, body: NextBody) -> Response:
     """The likeliest next tokens under each predictor, side by side."""
-    run, predictors = _run_and_predictors(request, body)
+    run, predictors = await _run_and_predictors(request, body)
     ids = await _prompt(request, run, body.prompt)
     found = await in_worker(
         request,
@@ -169,7 +169,7 @@ async def next_token(request: Request, body: NextBody) -> Response:
 @router.post("/v1/attention", responses={200: {"model": docs.AttentionOut}})
 async def attention(request: Request, body: AttentionBody) -> Response:
     """Where the graph network looks to predict the next token."""
-    run, _ = desk_of(request).runs.find(body.model)
+    run, _ = await found_run(request, body, body.attach)
     ids = await _prompt(request, run, body.prompt)
     seen = await in_worker(request, lambda: run.book.attention(ids, only=body.only, exclude=body.exclude))
     lm = run.book.model.lm
@@ -200,8 +200,8 @@ async def _prompt(request: Request, run: Served, prompt: str | list[int]) -> lis
     return ids
 
 
-def _run_and_predictors(request: Request, body: Predictors) -> tuple[Served, list[str] | None]:
-    run, predictor = desk_of(request).runs.find(body.model)
+async def _run_and_predictors(request: Request, body: Predictors) -> tuple[Served, list[str] | None]:
+    run, predictor = await found_run(request, body, body.attach)
     return run, body.predictors or (None if predictor is None else [predictor])
 
 

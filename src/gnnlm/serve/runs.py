@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gnnlm.book import Book, book_of
+from gnnlm.book import Book, Session, book_of
 from gnnlm.config import load_config
+from gnnlm.corpus.stream import TokenizedDocument
 from gnnlm.datastore.filter import Names
 from gnnlm.engine import HERE, Engine
 from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.evaluate.report import read_report
+from gnnlm.predict.attach import taken
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.predict.texts import tokenized
 from gnnlm.retrieval.index import Allowed
@@ -38,6 +40,7 @@ class Served:
     book: Book
     report: dict[str, Any]
     opened: int = field(default_factory=lambda: int(time.time()))
+    lasting: bool = True  # not made for one request
     _filters: dict[tuple[Any, ...], Allowed | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -55,6 +58,15 @@ class Served:
                     self._filters.pop(next(iter(self._filters)))
                 self._filters[key] = found
             return self._filters[key]
+
+    def attached(self, documents: Sequence[TokenizedDocument]) -> Served:
+        """The run with documents that only one request sees."""
+        return Served(self.name, Session(self.book, documents), self.report, self.opened, lasting=False)
+
+    def taken(self, documents: Sequence[tuple[str, str]]) -> list[TokenizedDocument]:
+        """Names and texts as documents to attach."""
+        with self._lock:
+            return taken(self.book.model, documents)
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids, and the character at which each begins."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 MOST_NAMES = 256  # of documents in a filter
+MOST_ATTACHED = 64  # documents of a request
 MOST_STOPS = 16
 LONGEST_STOP = 512  # characters
 LONGEST_NAME = 1024
@@ -105,7 +106,17 @@ class ModelBody(Body):
     model: str = Field(max_length=LONGEST_NAME, description="A run, or a run and a predictor: `mine`, `mine:knn`.")
 
 
+class AttachedDocument(Body):
+    name: str = Field(
+        min_length=1, max_length=LONGEST_NAME, description="It is cited as `attached:` and this name, also in filters."
+    )
+    text: str
+
+
 class Filter(Body):
+    attach: Annotated[list[AttachedDocument], Field(min_length=1, max_length=MOST_ATTACHED)] | None = Field(
+        None, description="Documents that this request looks up beside the store's; forgotten when it ends."
+    )
     only: Names | None = Field(None, description="Look up only documents with these names, or matching these globs.")
     exclude: Names | None = Field(None, description="Do not look up documents with these names or globs.")
 

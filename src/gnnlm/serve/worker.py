@@ -126,7 +126,7 @@ class Worker:
         self._running: set[Asked] = set()
         self._draining = self._stopping = False
         self._calling = False
-        self._writers: dict[tuple[str, str], Writer] = {}  # from here on, the writing thread's own
+        self._writers: dict[tuple[Served, str], Writer] = {}  # from here on, the writing thread's own
         self._going: dict[Writing, Going] = {}
         self._threads = [
             threading.Thread(target=work, name=f"gnnlm-{name}", daemon=True)
@@ -202,6 +202,8 @@ class Worker:
             for key, writer in list(self._writers.items()):
                 if writer.busy:
                     self._step(key, writer)
+                if not (writer.busy or key[0].lasting):
+                    self._writers.pop(key, None)
             self._metrics.waiting.set(len(self._waiting))
             self._metrics.active.set(len(self._going))
         for asked in list(self._running):
@@ -262,7 +264,7 @@ class Worker:
                 self._waiting.popleft()
                 if asked.begun + 1 < len(asked.prompts):
                     self._waiting.append(asked)
-            key = asked.run.name, asked.order.predictor
+            key = asked.run, asked.order.predictor
             if key not in self._writers:
                 self._writers[key] = asked.run.book.pen.writer(asked.order.predictor)
             prompt = asked.prompts[asked.begun]
@@ -271,7 +273,7 @@ class Worker:
             asked.begun += 1
             self._metrics.prompt_tokens.labels(asked.model).inc(len(prompt))
 
-    def _step(self, key: tuple[str, str], writer: Writer) -> None:
+    def _step(self, key: tuple[Served, str], writer: Writer) -> None:
         try:
             written = writer.step()
             self._metrics.steps.inc()
@@ -287,7 +289,7 @@ class Worker:
     def _deliver(self, writings: Sequence[Writing]) -> None:
         """Tell the requests what is new of these texts."""
         news = [(writing, self._going[writing]) for writing in writings if writing in self._going]
-        for _, same in itertools.groupby(sorted(news, key=lambda one: one[1].asked.run.name), _run_name):
+        for _, same in itertools.groupby(sorted(news, key=_run), _run):
             parts = [
                 (writing, going, places) for writing, going in same if (places := _new(writing, going)) is not None
             ]
@@ -355,8 +357,9 @@ class Worker:
                 self._waiting.remove(asked)
 
 
-def _run_name(one: tuple[Writing, Going]) -> str:
-    return one[1].asked.run.name
+def _run(one: tuple[Writing, Going]) -> int:
+    """Tells runs apart, also one with documents attached from the same without."""
+    return id(one[1].asked.run)
 
 
 def _new(writing: Writing, going: Going) -> range | None:
