@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gnnlm.datastore.store import Store
 from gnnlm.predict.predictor import PREDICTORS
 
 Floats = npt.NDArray[np.float32]
@@ -58,6 +59,12 @@ class Neighbour:
     before: str
     token: str
     after: str
+
+    @classmethod
+    def at(cls, store: Store, position: int, similarity: float, left: int, right: int) -> Neighbour:
+        """A position with `left` tokens before it and `right` after it."""
+        passage, characters = store.passage(position, left, right), store.characters(position)
+        return cls(passage.document, similarity, position, *characters, passage.before, passage.token, passage.after)
 
 
 @dataclass(frozen=True)

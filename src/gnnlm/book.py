@@ -19,6 +19,7 @@ from gnnlm.errors import ConfigError, CorpusError
 from gnnlm.explain import influence, watched
 from gnnlm.predict.attach import Attachments, attached, taken
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past, Reading
+from gnnlm.predict.own import with_text
 from gnnlm.predict.texts import Job, Text, batches, scored, tokenized
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
@@ -80,6 +81,7 @@ class Book:
         only: Names = None,
         exclude: Names = None,
         attach: Attachments | None = None,
+        own_past: bool = False,
     ) -> Scores: ...
 
     @overload
@@ -91,6 +93,7 @@ class Book:
         only: Names = None,
         exclude: Names = None,
         attach: Attachments | None = None,
+        own_past: bool = False,
     ) -> list[Scores]: ...
 
     def score(
@@ -101,22 +104,26 @@ class Book:
         only: Names = None,
         exclude: Names = None,
         attach: Attachments | None = None,
+        own_past: bool = False,
     ) -> Scores | list[Scores]:
         """The log-probability of every token, by predictor, of one text or many.
 
         A pair (context, continuation) scores the continuation as it follows the context; each is a text or a list of
         token ids. `only` and `exclude` name the documents of the store (or globs of names) that may or may not be
-        looked up; `attach` names files that are looked up too: see `attached`.
+        looked up; `attach` names files that are looked up too: see `attached`. With `own_past`, each text looks up
+        what it said before, as far as the base model no longer sees it; it is cited as `own:text`.
         """
         if attach is not None:
-            return self.attached(attach).score(texts, predictors=predictors, only=only, exclude=exclude)
+            return self.attached(attach).score(
+                texts, predictors=predictors, only=only, exclude=exclude, own_past=own_past
+            )
         several = texts if isinstance(texts, list) else [texts]
         wanted = self._wanted(predictors)
         jobs = [Job.make(self.model, text, number) for number, text in enumerate(several)]
         allowed = self.allowed(only, exclude)
         done: dict[int, Scores] = {}
         for batch in batches(jobs):
-            for job, values in zip(batch, scored(self.model, batch, wanted, allowed), strict=True):
+            for job, values in zip(batch, scored(self.model, batch, wanted, allowed, own_past), strict=True):
                 done[job.number] = Scores(job.pieces, job.ids[job.first :], job.offsets, *values)
         found = [done[number] for number in range(len(jobs))]
         return found if isinstance(texts, list) else found[0]
@@ -134,28 +141,25 @@ class Book:
         left: int = 8,
         right: int = 8,
         attach: Attachments | None = None,
+        own_past: bool = False,
     ) -> list[list[Neighbour]]:
         """For every token of the text, the k store positions that are retrieved to predict it, nearest first."""
         if attach is not None:
-            return self.attached(attach).neighbors(text, k, only=only, exclude=exclude, left=left, right=right)
+            return self.attached(attach).neighbors(
+                text, k, only=only, exclude=exclude, left=left, right=right, own_past=own_past
+            )
         if k < 1:
             raise ConfigError(f"neighbors: k must be at least 1 (got {k})")
         job, allowed = Job.make(self.model, text, 0), self.allowed(only, exclude)
+        store = with_text(self.model.store, self.model.lm, job.ids) if own_past else self.model.store
         lines: list[list[Neighbour]] = []
         past: Past | None = None
         for start in range(0, len(job.ids), BLOCK):
             part = job.ids[start : min(start + BLOCK, len(job.ids) - 1)]
-            prediction, past = self.model.read([part], past, ("base",), allowed, k)
+            prediction, past = self.model.read([part], past, ("base",), allowed, k, own_past=own_past)
             for found in _each(prediction.neighbours[0].nearest(k)):
-                lines.append([self._neighbour(row, score, left, right) for row, score in found])
+                lines.append([Neighbour.at(store, row, score, left, right) for row, score in found])
         return lines
-
-    def _neighbour(self, position: int, similarity: float, left: int, right: int) -> Neighbour:
-        passage = self.model.store.passage(position, left, right)
-        start, end = self.model.store.characters(position)
-        return Neighbour(
-            passage.document, similarity, position, start, end, passage.before, passage.token, passage.after
-        )
 
     @torch.inference_mode()
     def next(
@@ -167,15 +171,19 @@ class Book:
         only: Names = None,
         exclude: Names = None,
         attach: Attachments | None = None,
+        own_past: bool = False,
     ) -> Next:
         """The distribution of the token that follows a text or token ids (either may be empty), by predictor."""
         if attach is not None:
-            return self.attached(attach).next(text, predictors=predictors, top=top, only=only, exclude=exclude)
+            return self.attached(attach).next(
+                text, predictors=predictors, top=top, only=only, exclude=exclude, own_past=own_past
+            )
         wanted, allowed = self._wanted(predictors), self.allowed(only, exclude)
         ids = self._prompt(text, chat=False)
-        prediction, past = self.model.read([ids[:BLOCK]], None, wanted, allowed)
-        for start in range(BLOCK, len(ids), BLOCK):
-            prediction, past = self.model.read([ids[start : start + BLOCK]], past, wanted, allowed)
+        past: Past | None = None
+        for start in range(0, max(1, len(ids)), BLOCK):
+            part = ids[start : start + BLOCK]
+            prediction, past = self.model.read([part], past, wanted, allowed, own_past=own_past)
         log_probs = {name: full_1V[0].cpu() for name, full_1V in prediction[0, -1:].log_probs(wanted).items()}
         pieces = {}
         for name, values_V in log_probs.items():
@@ -231,7 +239,8 @@ class Book:
 
         A prompt is a text, or token ids in a list of prompts; an empty one starts a text. With `n` above 1 or several
         prompts, a list: n texts for each prompt, in order. `chat` puts prompts into the model's chat template.
-        `attach` names files that are looked up too: see `attached`. `draft=False` writes the same, only slower.
+        `attach` names files that are looked up too: see `attached`; `own_past=True` looks up what the text itself said
+        before, as far as the base model no longer sees it. `draft=False` writes the same, only slower.
         `search="pointers"` saves searches and is approximate. The other options are the fields of
         `gnnlm.write.request.Request` and of `Sampling`.
         """
@@ -278,7 +287,8 @@ class Book:
         ids, allowed = self._prompt(text, chat=False), self.allowed(only, exclude)
         neighbours, weights, nodes, context = watched(self.model, ids, allowed)
         (lines,) = _each(neighbours[None])
-        return Attention([self._neighbour(row, score, 8, 8) for row, score in lines], weights, nodes, context)
+        found = [Neighbour.at(self.model.store, row, score, 8, 8) for row, score in lines]
+        return Attention(found, weights, nodes, context)
 
     def _prompt(self, prompt: str | Sequence[int], chat: bool) -> list[int]:
         """The token ids of a prompt."""

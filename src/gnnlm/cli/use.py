@@ -38,6 +38,10 @@ Attach = Annotated[
         "--attach", metavar="FILE", help="Look up this text file too, as attached:NAME; it is not added to the run."
     ),
 ]
+OwnPast = Annotated[
+    bool,
+    typer.Option("--own-past", help="Look up what the text itself said before, where the model no longer sees it."),
+]
 JsonLines = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per token, and a summary as the last line.")
 ]
@@ -50,13 +54,16 @@ def score(
     only: Only = None,
     exclude: Exclude = None,
     attach: Attach = None,
+    own_past: OwnPast = False,
     as_json: JsonLines = False,
 ) -> None:
     """Score a text: the probability of every token under each predictor, coloured by the gain over base."""
     import gnnlm
 
     text = _read(file)
-    scores = gnnlm.open(run).score(text, predictors=predictor, only=only, exclude=exclude, attach=attach)
+    scores = gnnlm.open(run).score(
+        text, predictors=predictor, only=only, exclude=exclude, attach=attach, own_past=own_past
+    )
     if as_json:
         for number, (token, id_, (start, end)) in enumerate(
             zip(scores.tokens, scores.ids, scores.offsets, strict=True)

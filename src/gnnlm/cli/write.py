@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from gnnlm.cli.options import out
-from gnnlm.cli.use import Attach, Exclude, Only, RunPath, flat
+from gnnlm.cli.use import Attach, Exclude, Only, OwnPast, RunPath, flat
 from gnnlm.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def generate(
     only: Only = None,
     exclude: Exclude = None,
     attach: Attach = None,
+    own_past: OwnPast = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line; with several texts, one line each.")
     ] = False,
@@ -80,6 +81,7 @@ def generate(
         "beams": beams,
         "draft": not no_draft,
         "search": "pointers" if pointers else "exact",
+        "own_past": own_past,
     }
     request(**options)  # refuses bad values before anything is loaded
     book = open_book(run)

@@ -9,7 +9,7 @@ Shapes: B texts, T tokens, K neighbours, D width.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -22,6 +22,7 @@ from gnnlm.gnn.model import Carry, Watched
 from gnnlm.graph.batch import Context
 from gnnlm.lm.protocol import BaseLM
 from gnnlm.lm.reader import LMPast, Reader
+from gnnlm.predict.own import OwnPast, OwnText, merged_with_own, over_texts
 from gnnlm.predict.pointers import Pointers
 from gnnlm.predict.predictor import STATE_OF, Prediction, Predictor
 from gnnlm.retrieval.index import Allowed, Index
@@ -38,7 +39,8 @@ class Past:
     """What was read of each text of a batch; immutable: reading on, cropping, selecting and joining make a new one.
 
     It holds the base model's cache, bounded by its window; the graph network's keys and values, bounded by its context
-    and `ROLLBACK`; the neighbours of the last token; and the token ids of the whole text.
+    and `ROLLBACK`; the neighbours of the last token; the token ids of the whole text; and, of texts whose own past is
+    looked up, all their states.
     """
 
     lm: LMPast
@@ -46,6 +48,7 @@ class Past:
     spare: tuple[int, ...]  # tokens of each text that can still be dropped from the carry
     neighbours: Neighbours | None  # of the last position of each text, [B, K]
     searches: tuple[int, ...] = ()  # positions of each text that were looked up in the index
+    own: tuple[OwnText | None, ...] = ()  # each text's own rows; none where they are not looked up
 
     def __len__(self) -> int:
         return len(self.lm)
@@ -68,7 +71,8 @@ class Past:
         carry = self.carry
         if carry is not None:
             carry = None if min(spare) < 0 else carry.dropping(torch.tensor(drops))
-        return Past(lm, carry, spare, None, self.searches)
+        own = tuple(text and text.crop(drop) for text, drop in zip(self.own, drops, strict=True))
+        return Past(lm, carry, spare, None, self.searches, own)
 
     def select(self, rows: Sequence[int]) -> Past:
         """The texts with these numbers, in this order, each as often as it is named."""
@@ -79,6 +83,7 @@ class Past:
             tuple(self.spare[row] for row in rows),
             None if self.neighbours is None else self.neighbours[picked],
             tuple(self.searches[row] for row in rows),
+            tuple(self.own[row] for row in rows),
         )
 
     def join(self, others: Sequence[Past]) -> Past:
@@ -92,6 +97,7 @@ class Past:
             tuple(left for past in pasts for left in past.spare),
             Neighbours.joined(near),
             tuple(count for past in pasts for count in past.searches),
+            tuple(text for past in pasts for text in past.own),
         )
 
 
@@ -133,6 +139,7 @@ class OpenBook:
         k: int = 0,
         pointers: Following = None,
         watch: list[Watched] | None = None,
+        own_past: bool | Sequence[bool] = False,
     ) -> tuple[Prediction, Past]:
         """What is predicted after each new token of each text, [B, T], and the new past.
 
@@ -140,15 +147,19 @@ class OpenBook:
         may get different numbers of tokens; they are padded on the right, and `Prediction.real` is false at padding.
         `wanted` names the predictors whose states are computed, without it the book's best; at least `k` neighbours
         are looked up, where `allowed` lets them. With `pointers`, searches are saved where the last neighbours lead on;
-        this is approximate. Both hold for all texts, or are a list with one for each text.
+        this is approximate. With `own_past`, a text looks up what it has read itself and the base model no longer sees
+        (`own.py`). All three hold for all texts, or are a list with one for each text.
         `watch` gets the attention of the graph network's layers: see `Predictor.step`.
         """
         wanted = self.predictor.names[-1:] if wanted is None else wanted
         self.predictor.check(wanted)
         self.check_tokens(tokens)
-        gnn = any(STATE_OF[name] == "gnn" for name in wanted)
-        if past is not None and gnn and past.carry is None:  # cropped too far, or read without the network
-            past = self._again([text.tolist() for text in past.lm.texts], wanted, allowed, pointers)
+        gnn, owning = any(STATE_OF[name] == "gnn" for name in wanted), own_each(own_past, len(tokens))
+        if past is not None and (
+            (gnn and past.carry is None)  # cropped too far, or read without the network
+            or any(own and text is None for own, text in zip(owning, past.own, strict=True))
+        ):
+            past = self._again([text.tolist() for text in past.lm.texts], wanted, allowed, pointers, owning)
         read, lm = self.reader.read(tokens, None if past is None else past.lm)
         before = [0] * len(tokens) if past is None else [length + 1 for length in past.lengths]
         states_BTD = self.rounded(read.states_BTD)
@@ -156,17 +167,23 @@ class OpenBook:
         k = max(k, self.predictor.neighbours_needed(wanted))
         counts = read.real_BT.sum(1).tolist()
         filters, following = for_each(allowed, len(tokens)), for_each(pointers, len(tokens))
+        if any(own and follow is not None for own, follow in zip(owning, following, strict=True)):
+            raise ConfigError("own_past: a text's own past is searched exactly; leave out pointers")
         if not k or not any(following):
             neighbours, searches = self.search(keys_BTD, read.real_BT, k, filters), counts if k else [0] * len(counts)
         else:
             last = None if past is None else past.neighbours
             neighbours, searches = self._pointed(tokens, keys_BTD, counts, k, filters, following, past is None, last)
+        texts = self._own_texts(owning, None if past is None else past.own, lm, states_BTD, keys_BTD, counts)
+        neighbours = merged_with_own(neighbours, texts, keys_BTD, counts, k, len(self.store))
+        predictor, found = over_texts(self.predictor, neighbours, texts)
         offsets_BT = torch.tensor(before)[:, None] + torch.arange(states_BTD.shape[1])
         document_BT = torch.where(read.real_BT.cpu(), 0, -1)
         carry = None if past is None else past.carry
-        prediction, carry = self.predictor.step(
-            Context(states_BTD, offsets_BT, document_BT), neighbours, wanted, carry, ROLLBACK, watch
+        prediction, carry = predictor.step(
+            Context(states_BTD, offsets_BT, document_BT), found, wanted, carry, ROLLBACK, watch
         )
+        prediction = replace(prediction, neighbours=neighbours.to(prediction.neighbours.positions.device))
         spare = [0] * len(tokens) if past is None else past.spare
         return prediction, Past(
             lm,
@@ -174,14 +191,49 @@ class OpenBook:
             tuple(min(ROLLBACK, max(0, left) + count) for left, count in zip(spare, counts, strict=True)),
             self._last(neighbours, counts, None if past is None else past.neighbours),
             tuple(map(sum, zip(searches, [0] * len(tokens) if past is None else past.searches, strict=True))),
+            texts,
         )
 
-    def _again(self, texts: list[list[int]], wanted: Collection[str], allowed: Filter, pointers: Following) -> Past:
+    def _again(
+        self,
+        texts: list[list[int]],
+        wanted: Collection[str],
+        allowed: Filter,
+        pointers: Following,
+        own_past: Sequence[bool],
+    ) -> Past:
         """The past of whole texts, read from their beginning a block at a time."""
-        _, past = self.read([text[:BLOCK] for text in texts], None, wanted, allowed, 0, pointers)
-        for start in range(BLOCK, max(map(len, texts)), BLOCK):
-            _, past = self.read([text[start : start + BLOCK] for text in texts], past, wanted, allowed, 0, pointers)
+        past: Past | None = None
+        for start in range(0, max(1, *map(len, texts)), BLOCK):
+            parts = [text[start : start + BLOCK] for text in texts]
+            _, past = self.read(parts, past, wanted, allowed, 0, pointers, own_past=own_past)
+        assert past is not None
         return past
+
+    @cached_property
+    def own_past(self) -> OwnPast:
+        """How a text that is being read becomes rows."""
+        dtype = torch.float16 if self.reading.dtype == "fp16" else torch.float32
+        return OwnPast(self.predictor, self.reading.window, self.reading.context, self.index.metric, dtype)
+
+    def _own_texts(
+        self,
+        owning: Sequence[bool],
+        before: Sequence[OwnText | None] | None,
+        lm: LMPast,
+        states_BTD: Tensor,
+        keys_BTD: Tensor,
+        counts: Sequence[int],
+    ) -> tuple[OwnText | None, ...]:
+        """The own rows of the texts that look them up, with those that have just been read."""
+        texts: list[OwnText | None] = []
+        for line, (own, count) in enumerate(zip(owning, counts, strict=True)):
+            text = (self.own_past.begin() if before is None else before[line]) if own else None
+            if text is not None and count:
+                new = states_BTD[line, :count], keys_BTD[line, :count]
+                text = text.grown(lm.texts[line], *new)
+            texts.append(text)
+        return tuple(texts)
 
     def _pointed(
         self,
@@ -278,6 +330,15 @@ class OpenBook:
 
 
 Choice = TypeVar("Choice")
+
+
+def own_each(own_past: bool | Sequence[bool], texts: int) -> list[bool]:
+    """Whether each text looks up its own past.
+
+    >>> own_each(True, 2)
+    [True, True]
+    """
+    return [own_past] * texts if isinstance(own_past, bool) else list(own_past)
 
 
 def for_each(choice: Choice | Sequence[Choice | None] | None, texts: int) -> list[Choice | None]:

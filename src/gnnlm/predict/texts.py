@@ -86,7 +86,7 @@ def batches(jobs: list[Job]) -> Iterator[list[Job]]:
 
 @torch.inference_mode()
 def scored(
-    model: OpenBook, jobs: Sequence[Job], wanted: Sequence[str], allowed: Allowed | None
+    model: OpenBook, jobs: Sequence[Job], wanted: Sequence[str], allowed: Allowed | None, own_past: bool = False
 ) -> list[tuple[dict[str, Floats], dict[str, Bools]]]:
     """Each text's log-probabilities, and whether each token was the likeliest, by predictor.
 
@@ -101,7 +101,7 @@ def scored(
             job.ids[start : min(start + BLOCK, len(job.ids) - 1)] for job in jobs
         ]  # nothing is predicted after the last token
         first = 0 if past is None else start + 1  # the first new prediction is that of this token
-        prediction, past = model.read(parts, past, wanted, allowed)
+        prediction, past = model.read(parts, past, wanted, allowed, own_past=own_past)
         for line, job in enumerate(jobs):
             targets = torch.tensor(job.ids[first : first + int(prediction.real[line].sum())], dtype=torch.long)
             places = torch.nonzero(torch.arange(first, first + len(targets)) >= job.first)[:, 0]

@@ -271,6 +271,7 @@ def _order(desk: Desk, run: Served, predictor: str | None, body: Writing, tokens
         "stop": body.stop or [],
         "draft": body.draft is not False,
         "search": body.search or "exact",
+        "own_past": bool(body.own_past),
     }
     asked = request(predictor=predictor, seed=seed, max_tokens=max(1, tokens), **options)
     order = asked.order(run.book.model, run.allowed(body.only, body.exclude))

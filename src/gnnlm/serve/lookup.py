@@ -86,7 +86,7 @@ async def score(request: Request, body: ScoreBody) -> Response:
             await in_worker(
                 request,
                 lambda text=text: run.book.score(  # type: ignore[misc]
-                    text, predictors=predictors, only=body.only, exclude=body.exclude
+                    text, predictors=predictors, only=body.only, exclude=body.exclude, own_past=body.own_past
                 ),
             )
         )

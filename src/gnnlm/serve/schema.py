@@ -113,6 +113,9 @@ class AttachedDocument(Body):
     text: str
 
 
+OWN_PAST = "Look up what the text itself said before, where the base model no longer sees it."
+
+
 class Filter(Body):
     attach: Annotated[list[AttachedDocument], Field(min_length=1, max_length=MOST_ATTACHED)] | None = Field(
         None, description="Documents that this request looks up beside the store's; forgotten when it ends."
@@ -147,6 +150,7 @@ class Writing(ModelBody, Filter):
     search: Literal["exact", "pointers"] | None = Field(
         "exact", description="`pointers` saves searches, approximately."
     )
+    own_past: bool | None = Field(False, description=OWN_PAST)
     sources: int | None = Field(
         None,
         ge=0,
@@ -201,6 +205,7 @@ class ScoreBody(Predictors):
     input: str | Pair | Annotated[list[str | Pair], Field(min_length=1, max_length=256)] = Field(
         description="A text or several; a pair scores the continuation as it follows the context."
     )
+    own_past: bool = Field(False, description=OWN_PAST)
 
 
 class NeighborsBody(ModelBody, Filter):

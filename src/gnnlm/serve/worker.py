@@ -23,7 +23,7 @@ from gnnlm.serve.metrics import Metrics
 from gnnlm.serve.problems import Problem, busy, leaving
 from gnnlm.serve.runs import Served
 from gnnlm.write.loop import Writer
-from gnnlm.write.sources import Span, Token, spans_of
+from gnnlm.write.sources import Span, Token
 from gnnlm.write.writing import Order, Scored, Writing
 
 log = logging.getLogger("gnnlm.serve")
@@ -331,8 +331,7 @@ class Worker:
                 self._forget(asked)
 
     def _spans(self, writing: Writing, asked: Asked, count: int) -> list[Span]:
-        pieces = [writing.stream.piece(place) for place in range(count)]
-        return spans_of(writing.tokens[:count], pieces, asked.run.book.model.store)
+        return asked.run.book.pen.spans(writing, count)
 
     def _count(self, asked: Asked, counts: Counts, tokens: int) -> None:
         metrics = self._metrics

@@ -27,7 +27,6 @@ def search_beams(writer: Writer, order: Order, prompt: Sequence[int], beams: int
     mean log-probability. The search ends when there are as many finished texts as beams, and no open beam is better.
     """
     began = time.perf_counter()
-    model = writer.model
     prediction, past = _prefill(writer, order, prompt)
     searches = past.searches[0]
     past = past.select([0] * beams)
@@ -64,13 +63,7 @@ def search_beams(writer: Writer, order: Order, prompt: Sequence[int], beams: int
         written = [line for _, _, line in going_on]
         totals_M = torch.tensor([total for total, _, _ in going_on])
         before = past.select(rows)
-        read, past = model.read(
-            [[line[-1].id] for line in written],
-            before,
-            writer.wanted,
-            order.allowed,
-            pointers=order.pointers,
-        )
+        read, past = writer.read([[line[-1].id] for line in written], before, [order] * len(written))
         prediction = read[:, 0]
         steps += 1
         searches += sum(past.searches) - sum(before.searches)
@@ -86,10 +79,10 @@ def search_beams(writer: Writer, order: Order, prompt: Sequence[int], beams: int
 
 def _prefill(writer: Writer, order: Order, prompt: Sequence[int]) -> tuple[Prediction, Past]:
     """The prediction after the prompt, [1], and the past."""
-    prediction, past = writer.model.read([prompt[:BLOCK]], None, writer.wanted, order.allowed, pointers=order.pointers)
-    for start in range(BLOCK, len(prompt), BLOCK):
-        part = prompt[start : start + BLOCK]
-        prediction, past = writer.model.read([part], past, writer.wanted, order.allowed, pointers=order.pointers)
+    past: Past | None = None
+    for start in range(0, max(1, len(prompt)), BLOCK):
+        prediction, past = writer.read([prompt[start : start + BLOCK]], past, [order])
+    assert past is not None
     return prediction[:, -1], past
 
 

@@ -131,17 +131,23 @@ class Drafter:
 
         `positions_R` are those that voted for the text's last token, `weights_R` their weights.
         """
-        rows, *others = found = [self.rows(positions_R, weights_R), self.own(text), self.stored(text)]
+        rows, *others = found = [self.rows(text, positions_R, weights_R), self.own(text), self.stored(text)]
         found += [supported(other, rows) for other in others]
         return max(found, key=lambda draft: chances.expected(draft)[: LOOK_AHEAD + 1][-1])
 
-    def rows(self, positions_R: Tensor, weights_R: Tensor) -> Draft:
-        """The heaviest chain of tokens that follow the rows, up to their documents' ends."""
+    def rows(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor) -> Draft:
+        """The heaviest chain of tokens that follow the rows, up to their documents' ends.
+
+        Positions behind the store's last are rows of the text itself.
+        """
         draft = Draft()
         if not len(positions_R):
             return draft
-        ahead_RL = positions_R[:, None] + torch.arange(1, LONGEST + 1)
-        tokens_RL = self.store.tokens(ahead_RL.clamp(max=len(self.store) - 1)).numpy()
+        ahead_RL, size = positions_R[:, None] + torch.arange(1, LONGEST + 1), len(self.store)
+        tokens_RL = self.store.tokens(ahead_RL.clamp(max=size - 1)).numpy()
+        if int(positions_R.max()) >= size:
+            own_RL = (ahead_RL - size).clamp(0, len(text)).numpy()
+            tokens_RL = np.where(positions_R.numpy()[:, None] < size, tokens_RL, np.array([*text, -1])[own_RL])
         weights = weights_R.double().numpy()
         total = max(float(weights.sum()), 1e-30)
         alive = np.arange(len(weights))

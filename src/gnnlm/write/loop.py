@@ -111,7 +111,7 @@ class Writer:
         """Read on in prompts, all from their beginning or all from a past; the texts that have begun."""
         parts = [prompt.tokens[prompt.read : prompt.read + BLOCK] for prompt in prompts]
         pasts = [prompt.past for prompt in prompts if prompt.past is not None]
-        prediction, past = self._read(parts, joined(pasts), [prompt.order for prompt in prompts])
+        prediction, past = self.read(parts, joined(pasts), [prompt.order for prompt in prompts])
         counts = prediction.real.sum(1).tolist()
         for line, (prompt, part) in enumerate(zip(prompts, parts, strict=True)):
             if prompt.order.scored:
@@ -162,7 +162,7 @@ class Writer:
         assert past is not None
         drafts = self._drafts(writings)
         blocks = [[writing.last, *draft.tokens] for writing, draft in zip(writings, drafts, strict=True)]
-        prediction, past = self._read(blocks, past, [writing.order for writing in writings])
+        prediction, past = self.read(blocks, past, [writing.order for writing in writings])
         real_BT = prediction.real.cpu()
         real = prediction[prediction.real]
         log_probs_NV, parts_NK = self.distributions(real)
@@ -193,12 +193,13 @@ class Writer:
         self._leave()
         return writings
 
-    def _read(
+    def read(
         self, tokens: Sequence[Sequence[int]], past: Past | None, orders: Sequence[Order]
     ) -> tuple[Prediction, Past]:
         """Read on, each text as its order asks."""
         filters, pointers = [order.allowed for order in orders], [order.pointers for order in orders]
-        return self.model.read(tokens, past, self.wanted, filters, pointers=pointers)
+        own = [order.own_past for order in orders]
+        return self.model.read(tokens, past, self.wanted, filters, pointers=pointers, own_past=own)
 
     def distributions(self, prediction: Prediction) -> tuple[Tensor, Tensor]:
         """The predictor's log-probabilities, [N, V], and each neighbour's part in the probability of its token, [N, K].

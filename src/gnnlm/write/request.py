@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
+from gnnlm.datastore.store import Store
 from gnnlm.errors import ConfigError
 from gnnlm.predict.open_book import OpenBook
+from gnnlm.predict.own import with_text
 from gnnlm.predict.pointers import Pointers
 from gnnlm.retrieval.index import Allowed
 from gnnlm.write.beam import search_beams
 from gnnlm.write.draft import Costs, Drafter
 from gnnlm.write.loop import Writer
 from gnnlm.write.sampling import Sampling
-from gnnlm.write.sources import SHOWN, Generation, Token, sources_of, spans_of
+from gnnlm.write.sources import SHOWN, Generation, Span, Token, sources_of, spans_of
 from gnnlm.write.writing import Order, Writing, Written
 
 MOST = {"max_tokens": 1_000_000, "n": 1024, "beams": 256}
@@ -36,6 +38,7 @@ class Request:
     draft: bool = True
     search: str | Pointers = "exact"
     sources: int = SHOWN
+    own_past: bool = False
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -46,6 +49,10 @@ class Request:
             raise ConfigError(f"sources: expected a whole number of at least 0, got {self.sources!r}")
         if not isinstance(self.search, Pointers) and self.search not in SEARCHES:
             raise ConfigError(f"search: expected {' or '.join(SEARCHES)}, got {self.search!r}")
+        if not isinstance(self.own_past, bool):
+            raise ConfigError(f"own_past: expected true or false, got {self.own_past!r}")
+        if self.own_past and self.search != "exact":
+            raise ConfigError("own_past: a text's own past is searched exactly; leave out search='pointers'")
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop)
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise ConfigError(f"stop: expected strings that are not empty, got {self.stop!r}")
@@ -63,7 +70,8 @@ class Request:
         model.predictor.check((name,))
         pointers = self.search if isinstance(self.search, Pointers) else Pointers() if self.search != "exact" else None
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        return Order(name, self.sampling, self.max_tokens, stop, self.draft, allowed, pointers)
+        own = self.own_past
+        return Order(name, self.sampling, self.max_tokens, stop, self.draft, allowed, pointers, own_past=own)
 
 
 def request(**options: Any) -> Request:
@@ -116,7 +124,7 @@ class Pen:
             writing.stream.text,
             writing.finish_reason or "interrupted",
             tokens,
-            spans_of(writing.tokens[: len(tokens)], [token.text for token in tokens], self.model.store),
+            self.spans(writing, len(tokens)),
             writing.steps,
             writing.drafted,
             writing.accepted,
@@ -124,15 +132,30 @@ class Pen:
             writing.seconds,
         )
 
+    def spans(self, writing: Writing, count: int) -> list[Span]:
+        """The passages that the first tokens of a text follow."""
+        pieces = [writing.stream.piece(place) for place in range(count)]
+        return spans_of(writing.tokens[:count], pieces, self.cited(writing))
+
+    def cited(self, writing: Writing) -> Store:
+        """The store that the sources of a text are in, and the text itself if it is looked up."""
+        store, tokens = self.model.store, [*writing.prompt, *writing.ids]
+        return with_text(store, self.model.lm, tokens) if writing.order.own_past else store
+
     def tokens(self, parts: Sequence[tuple[Writing, range]], sources: int) -> list[list[Token]]:
         """Some tokens of each text, with their sources."""
         pieces = [[writing.stream.piece(place) for place in places] for writing, places in parts]
         records = [[writing.tokens[place] for place in places] for writing, places in parts]
-        return self.described(records, pieces, sources)
+        stores = [self.cited(writing) for writing, _ in parts]
+        return self.described(records, pieces, stores, sources)
 
     @torch.inference_mode()
     def described(
-        self, records: Sequence[Sequence[Written]], pieces: Sequence[Sequence[str]], sources: int
+        self,
+        records: Sequence[Sequence[Written]],
+        pieces: Sequence[Sequence[str]],
+        stores: Sequence[Store],
+        sources: int,
     ) -> list[list[Token]]:
         """Records of tokens with their texts and sources, and with what the base model alone thinks of them."""
         every = [record for some in records for record in some]
@@ -150,11 +173,11 @@ class Pen:
                     record.log_prob,
                     next(opinions),
                     min(1.0, float(record.voters.share.double().sum())),
-                    sources_of(record, self.model.store, sources),
+                    sources_of(record, store, sources),
                 )
                 for record, piece in zip(some, texts, strict=True)
             ]
-            for some, texts in zip(records, pieces, strict=True)
+            for some, texts, store in zip(records, pieces, stores, strict=True)
         ]
 
 

@@ -17,6 +17,8 @@ from gnnlm.write.text import TextStream
 class Order:
     """What is asked for: by which predictor, how tokens are chosen, where to stop, what may be looked up.
 
+    With `own_past`, the text itself is looked up too, as far as the base model no longer sees it.
+
     With each token, the `top` likeliest ones are recorded; with `scored`, those of the prompt are recorded too. With
     `max_tokens` of 0, the prompt is only read.
     """
@@ -30,6 +32,7 @@ class Order:
     pointers: Pointers | None = None
     top: int = 0
     scored: bool = False
+    own_past: bool = False
 
 
 @dataclass(frozen=True)
