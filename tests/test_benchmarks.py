@@ -104,3 +104,13 @@ def test_scaling(write_config: Any) -> None:
         held = [case["index_bytes"] for case in found]
         assert held == sorted(held, reverse=True)
         assert all(case["queries_per_second"] > 0 and case["seconds"] > 0 for case in found)
+
+
+def test_own_past(tiny_run: Run) -> None:
+    result = last_line("own_past.py", "--run", str(tiny_run.root), "--tokens", "150", "--json")
+    assert [(case["tokens"], case["predictor"]) for case in result["cases"]] == [
+        (tokens, name) for tokens in ("all", "beyond the window") for name in ("base", "+kNN", "+GNN", "+GNN+kNN")
+    ]
+    base = [case for case in result["cases"] if case["predictor"] == "base"]
+    assert all(case["change"] == "+0.0%" and case["without"] == pytest.approx(case["with"]) for case in base)
+    assert any(case["without"] != pytest.approx(case["with"], rel=1e-4) for case in result["cases"])
