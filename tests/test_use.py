@@ -108,3 +108,24 @@ def test_ctrl_c_keeps_what_was_written(tiny_run: Run) -> None:
         process.wait_until(lambda: len(process.output) >= 40)  # past the prompt: it is writing
         process.send_signal(signal.SIGINT)
         assert "(interrupted)" in finished(process).stdout
+
+
+def test_attached_files_and_own_past(tiny_run: Run, text: Path, tmp_path: Path) -> None:
+    notes, book = tmp_path / "notes.txt", package.open(tiny_run.root)
+    notes.write_text(text.read_text() * 2, encoding="utf-8")
+    long = tmp_path / "long.txt"
+    long.write_text("\n".join([text.read_text()] * 4), encoding="utf-8")
+    done = gnnlm("score", tiny_run.root, long, "--attach", notes, "--own-past", "--json")
+    want = book.score(long.read_text(), attach=[notes], own_past=True)
+    last = json.loads(done.stdout.splitlines()[-1])
+    for name in PREDICTORS:
+        assert last["perplexity"][name] == pytest.approx(want.perplexity(name), rel=1e-3)
+    done = gnnlm("neighbors", tiny_run.root, text.read_text()[:9], "-k", "1", "--attach", notes, "--json")
+    found = [json.loads(line) for line in done.stdout.splitlines()[:-1]]
+    assert found[-1]["neighbors"][0]["document"] == "attached:notes.txt"
+    flags = ("--max-tokens", "12", "--json", "--own-past")
+    done = gnnlm("generate", tiny_run.root, long.read_text(), "--attach", notes, "--attach", long, *flags)
+    written = json.loads(done.stdout.splitlines()[-1])
+    want_text = book.generate(long.read_text(), max_tokens=12, attach=[notes, long], own_past=True)
+    assert written["text"] == want_text.text
+    assert "no such file" in error_line("score", tiny_run.root, long, "--attach", tmp_path / "nothing.txt")

@@ -109,3 +109,24 @@ def test_limits(serve: Serving, text: str) -> None:
         assert "no tokens" in refused(notes(""))["message"]
         for wrong in ([], [{"name": "", "text": "a"}], [{"name": "a"}], ["notes.txt"], "notes.txt", [{}] * 65):
             assert refused(wrong)["param"].startswith("attach")
+
+
+def test_own_past(client: httpx.Client, book: Book, text: str) -> None:
+    """Texts with and without it are written in one batch."""
+    long = text[:60] * 3
+    scores = ask(client, "/v1/score", input=long, own_past=True)["data"][0]
+    for name, values in book.score(long, own_past=True).log_probs.items():
+        np.testing.assert_allclose([token["log_probs"][name] for token in scores["tokens"]], values, atol=2e-3)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [{"own_past": True, "max_tokens": 40}, {"max_tokens": 40}] * 2
+        got = list(pool.map(lambda body: completion(client, long, **body), asked))
+    for own, choice in zip((True, False) * 2, got, strict=True):
+        want = book.generate(long, max_tokens=40, own_past=own)
+        assert choice["text"] == want.text
+        assert len(choice["gnnlm"]["spans"]) == len(want.spans)
+    cited = {source["document"] for token in got[0]["gnnlm"]["tokens"] for source in token["sources"]}
+    assert "own:text" in cited
+    refused = client.post(
+        "/v1/completions", json={"model": "tiny", "prompt": "a", "own_past": True, "search": "pointers"}
+    )
+    assert "searched exactly" in error_of(refused, 400)["message"]
