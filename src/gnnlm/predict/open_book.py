@@ -154,7 +154,8 @@ class OpenBook:
         wanted = self.predictor.names[-1:] if wanted is None else wanted
         self.predictor.check(wanted)
         self.check_tokens(tokens)
-        gnn, owning = any(STATE_OF[name] == "gnn" for name in wanted), own_each(own_past, len(tokens))
+        gnn = any(STATE_OF[name] == "gnn" for name in wanted)
+        owning = [bool(own) for own in for_each(own_past, len(tokens))]
         if past is not None and (
             (gnn and past.carry is None)  # cropped too far, or read without the network
             or any(own and text is None for own, text in zip(owning, past.own, strict=True))
@@ -330,15 +331,6 @@ class OpenBook:
 
 
 Choice = TypeVar("Choice")
-
-
-def own_each(own_past: bool | Sequence[bool], texts: int) -> list[bool]:
-    """Whether each text looks up its own past.
-
-    >>> own_each(True, 2)
-    [True, True]
-    """
-    return [own_past] * texts if isinstance(own_past, bool) else list(own_past)
 
 
 def for_each(choice: Choice | Sequence[Choice | None] | None, texts: int) -> list[Choice | None]:

@@ -81,7 +81,7 @@ def request(**options: Any) -> Request:
     for name in options:
         if name not in sampling | own:
             known = ", ".join(sorted(sampling | own))
-            raise ConfigError(f"no option named {name!r}; there are {known}, only, exclude and chat")
+            raise ConfigError(f"no option named {name!r}; there are {known}, only, exclude, chat and attach")
     chosen = Sampling(**{name: value for name, value in options.items() if name in sampling})
     return Request(chosen, **{name: value for name, value in options.items() if name in own})
 
