@@ -10,6 +10,7 @@ change from reading without own past to reading with it, by paired bootstrap ove
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from common import arguments, open_run, report
 
 from gnnlm.book import open_book
 from gnnlm.corpus.files import read_text
 from gnnlm.corpus.python_docs import python_texts
 from gnnlm.errors import ConfigError
-from gnnlm.predict.bootstrap import change_interval
-from gnnlm.predict.open_book import OpenBook
+from gnnlm.predict.bootstrap import Floats, change_interval
+from gnnlm.predict.open_book import BLOCK, OpenBook
 from gnnlm.predict.predictor import LABELS, perplexity
-from gnnlm.predict.texts import Job, scored
 from gnnlm.run import Run
 
 SAMPLES = 2000  # of the documents
@@ -58,18 +59,32 @@ def long_texts(model: OpenBook, texts: Iterator[tuple[str, str]], most: int, cou
     return found
 
 
+@torch.inference_mode()
+def read(model: OpenBook, ids: list[int], own: bool) -> dict[str, Floats]:
+    """The log-probability of every token, by predictor."""
+    names, past = model.predictor.names, None
+    found: dict[str, list[Floats]] = {name: [] for name in names}
+    for start in range(0, len(ids), BLOCK):
+        first = 0 if past is None else start + 1
+        part = ids[start : min(start + BLOCK, len(ids) - 1)]  # nothing is predicted after the last token
+        prediction, past = model.read([part], past, names, own_past=own)
+        targets = torch.tensor(ids[first : first + prediction.real.shape[1]])
+        for name, values in prediction[0].target_log_probs(targets, names).items():
+            found[name].append(values.double().numpy())
+    return {name: np.concatenate(values) for name, values in found.items()}
+
+
 def measure(model: OpenBook, texts: list[list[int]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Each predictor without and with own past, and tokens per second of both."""
     names, seconds = model.predictor.names, {}
-    scores: dict[bool, dict[str, np.ndarray[Any, Any]]] = {}
+    scores: dict[bool, dict[str, Floats]] = {}
     for own in (False, True):
         began = time.perf_counter()
         parts = []
-        for number, ids in enumerate(texts):
-            pieces = [""] * len(ids)
-            job = Job(number, ids, 0, pieces, [])
-            parts.append(scored(model, [job], names, None, own)[0][0])
-        scores[own] = {name: np.concatenate([part[name] for part in parts]).astype(np.float64) for name in names}
+        for number, ids in enumerate(texts, 1):
+            parts.append(read(model, ids, own))
+            print(f"own past {own}: {number} of {len(texts)} documents", file=sys.stderr, flush=True)
+        scores[own] = {name: np.concatenate([part[name] for part in parts]) for name in names}
         seconds["with own past" if own else "without"] = time.perf_counter() - began
     place = np.concatenate([np.arange(len(ids)) for ids in texts])
     document = np.repeat(np.arange(len(texts)), [len(ids) for ids in texts])

@@ -332,12 +332,12 @@ class Session(Book):
     def __init__(self, book: Book, documents: Sequence[TokenizedDocument]) -> None:
         names = ", ".join(document.name for document in documents)
         super().__init__(attached(book.model, documents), f"{book.origin} and {names}")
-        self._book = book
+        self._before = book.pen  # of the same store: the book may move on
 
     @cached_property
     def pen(self) -> Pen:
         """Writes with this book; what is known of the store's suffixes is used."""
-        return Pen(self.model, self._book.pen)
+        return Pen(self.model, self._before)
 
     def __enter__(self) -> Session:
         return self

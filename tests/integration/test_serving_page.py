@@ -41,7 +41,7 @@ def test_curl_examples(address: str) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         command = block.replace("http://127.0.0.1:8000", address)
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
@@ -51,7 +51,7 @@ def test_curl_examples(address: str) -> None:
 def test_limits_on_the_page_are_those_of_the_code() -> None:
     shown = dict(re.findall(r"^\| `--([a-z-]+)` \| ([\d,]+(?: MiB)?) \|", PAGE, flags=re.MULTILINE))
     limits = Limits()
-    assert len(shown) == 8
+    assert len(shown) == 9
     for name, value in shown.items():
         number = int(value.split()[0].replace(",", "")) * (2**20 if value.endswith("MiB") else 1)
         assert getattr(limits, name.replace("-", "_")) == number
