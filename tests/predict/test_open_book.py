@@ -186,6 +186,20 @@ def test_causality(opened: tuple[OpenBook, float]) -> None:
         assert not torch.allclose(after[name][51], before[name][51], atol=1e-6)
 
 
+def test_own_past_in_pieces(opened: tuple[OpenBook, float]) -> None:
+    """Every kind of base model: what a text finds in itself does not depend on how it is cut."""
+    book, _ = opened
+    text = [*tokens_of(book, 60, 6)] * 2
+    want, _ = book.read([text], None, PREDICTORS, own_past=True)
+    past: Past | None = None
+    for start, end in ((0, 50), (50, 51), (51, 100), (100, 120)):
+        got, past = book.read([text[start:end]], past, PREDICTORS, own_past=True)
+        offsets = slice(start + (start > 0), end + 1)
+        near, found = want.neighbours[0, offsets].similarity, got.neighbours[0].similarity
+        torch.testing.assert_close(found, near[:, : got.neighbours.k], **CLOSE)
+    assert bool((want.neighbours.positions >= len(book.store)).any())
+
+
 def test_predictions_sum_to_one(opened: tuple[OpenBook, float]) -> None:
     book, _ = opened
     for log_probs in whole(book, [tokens_of(book, 70, 5)])[0].log_probs.values():
