@@ -101,8 +101,9 @@ def measure(model: OpenBook, texts: list[list[int]]) -> tuple[list[dict[str, Any
                     "predictor": LABELS[name],
                     "without": before,
                     "with": after,
-                    "change": f"{after / before - 1:+.1%}",
-                    "interval": f"{low:+.1%} to {high:+.1%}",
+                    "change": after / before - 1,
+                    "low": low,
+                    "high": high,
                 }
             )
     return rows, {name: len(place) / took for name, took in seconds.items()}
@@ -124,7 +125,9 @@ def main() -> None:
     rows, speeds = measure(model, texts)
     counts = f"{len(texts)} documents of {sum(map(len, texts)):,} tokens"
     title = f"{counts}; window {model.reading.window}, context {model.reading.context}"
-    report(title, rows, given.json, documents=len(texts), tokens_per_second=speeds)
+    percent = ("change", "low", "high")
+    shown = [{name: f"{value:+.1%}" if name in percent else value for name, value in row.items()} for row in rows]
+    report(title, rows, given.json, shown, documents=len(texts), tokens_per_second=speeds)
 
 
 if __name__ == "__main__":

@@ -38,19 +38,25 @@ class JoinedTable:
         return int(self._bases[-1])
 
     def gather(self, lines: Tensor) -> Tensor:
-        """The lines in the space of the tables, [..., C]."""
-        flat = lines.flatten()
-        bases = self._bases.to(lines.device)
+        """The lines in the space of the tables, [..., C].
+
+        Everything is read from the table with the most lines, and what belongs to others is put in its place: copying
+        some lines takes longer than reading all.
+        """
+        flat, bases = lines.flatten(), self._bases.to(lines.device)
         number_N = torch.searchsorted(bases, flat, right=True) - 1
-        out: Tensor | None = None
-        for number in number_N.unique().tolist():
-            here = torch.nonzero(number_N == number)[:, 0]
-            table, rows = self.tables[number], flat[here] - bases[number]
-            found = table.index_select(0, rows) if isinstance(table, Tensor) else table.gather(rows)
-            if out is None:
-                out = found.new_empty(len(flat), self.width)
-            out[here] = found
-        return torch.empty(*lines.shape, self.width) if out is None else out.view(*lines.shape, -1)
+        counts = number_N.bincount(minlength=len(self.tables))
+        most = int(counts.argmax())
+        out_NC = self._read(most, (flat - bases[most]).clamp(0, len(self.tables[most]) - 1))
+        for number in counts.nonzero()[:, 0].tolist():
+            if number != most:
+                here = torch.nonzero(number_N == number)[:, 0]
+                out_NC[here] = self._read(number, flat[here] - bases[number])
+        return out_NC.view(*lines.shape, self.width)
+
+    def _read(self, number: int, rows: Tensor) -> Tensor:
+        table = self.tables[number]
+        return table.index_select(0, rows) if isinstance(table, Tensor) else table.gather(rows)
 
     def enter(self, queries: Tensor) -> Tensor:
         """Queries in the space of `gather`."""
