@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Array, Artifact, files_of
+from gnnlm.artifact import Array, Artifact, CheckedArray, files_of
 from gnnlm.corpus.stream import Passage, Stream
+from gnnlm.datastore.checked import CheckedTensor
 from gnnlm.datastore.quantize import CodedTable
 
 
@@ -212,6 +213,8 @@ def read_rows(array: Array, rows: Tensor) -> Tensor:
 
 def mapped(array: npt.NDArray[Any]) -> Tensor:
     """A memory-mapped array as a tensor."""
+    if isinstance(array, CheckedArray):
+        return CheckedTensor.over(array)
     with warnings.catch_warnings():  # the map is read-only, and nothing here writes to it
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
