@@ -26,10 +26,11 @@ class CheckedTensor(Tensor):
     source: CheckedArray
 
     @classmethod
-    def over(cls, source: CheckedArray) -> CheckedTensor:
-        tensor = torch.from_numpy(source.array).as_subclass(cls)
-        tensor.source = source
-        return tensor
+    def over(cls, source: CheckedArray, tensor: Tensor) -> CheckedTensor:
+        """`tensor`: the memory of the array, as it is."""
+        checked = tensor.as_subclass(cls)
+        checked.source = source
+        return checked
 
     @classmethod
     def __torch_function__(

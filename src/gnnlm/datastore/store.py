@@ -213,8 +213,8 @@ def read_rows(array: Array, rows: Tensor) -> Tensor:
 
 def mapped(array: npt.NDArray[Any]) -> Tensor:
     """A memory-mapped array as a tensor."""
-    if isinstance(array, CheckedArray):
-        return CheckedTensor.over(array)
+    checked = array if isinstance(array, CheckedArray) else None
     with warnings.catch_warnings():  # the map is read-only, and nothing here writes to it
         warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
+        tensor = torch.from_numpy(array if checked is None else checked.array)
+    return tensor if checked is None else CheckedTensor.over(checked, tensor)
