@@ -63,6 +63,11 @@ def old_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
 
 
+def places(part: Path) -> tuple[Path, ...]:
+    """Where a part may be found: in its place or, while the artifact that it belongs to is replaced, beside it."""
+    return part, draft_path(part), old_path(part)
+
+
 def standing(path: Path) -> Path:
     """Where the artifact of a place stands: there, or beside it in the moment in which another takes its place."""
     old = old_path(path)

@@ -34,6 +34,7 @@ from gnnlm.artifact.manifest import (
     old_path,
     other_format,
     other_part,
+    places,
     plain,
     read_manifest,
     standing,
@@ -118,9 +119,8 @@ def damage(path: Path) -> str:
         return found
     for name, fingerprint in named_parts(read_manifest(path)).items():
         part = path.parent / name
-        if _is(part, fingerprint) or _is(draft_path(part), fingerprint):
-            continue
-        return _own_damage(part) or other_part(part, path)
+        if not any(_is(place, fingerprint) for place in places(part)):
+            return _own_damage(part) or other_part(part, path)
     return ""
 
 

@@ -17,12 +17,12 @@ from gnnlm.artifact import blocks
 from gnnlm.artifact.blocks import Array, Blocks, CheckedArray
 from gnnlm.artifact.manifest import (
     MANIFEST,
-    draft_path,
     manifest_fingerprint,
     named_parts,
     old_path,
     other_part,
     parse_manifest,
+    places,
     read_manifest,
     rebuild_command,
 )
@@ -54,20 +54,27 @@ class Artifact:
     def open(cls, path: Path, verify: bool = True, trust: bool = True) -> Artifact:
         """Open and verify; refuse an artifact with a truncated, edited or missing file, or with another's part.
 
-        Without `trust`, files that are large and whose time has not changed are hashed too.
+        Without `trust`, large files are hashed too.
         """
-        artifact = cls._opened(path)
+        while True:
+            there = _identity(path)
+            try:
+                artifact = cls._opened(path)
+                parts = [cls._part(path, name, found) for name, found in named_parts(artifact.manifest).items()]
+                break
+            except ArtifactError:
+                if _identity(path) == there:
+                    raise  # and not because a build has replaced it in the meantime
         if verify:
             artifact.verify(trust)
         artifact._unverified.clear()
-        parts = [cls._part(path, name, found) for name, found in named_parts(artifact.manifest).items()]
         return replace(artifact, parts=tuple(parts))
 
     @classmethod
     def _part(cls, path: Path, name: str, fingerprint: str) -> Artifact:
         """A part of the artifact at `path`; it is beside its place while a build replaces the artifact."""
         place, failed = path.parent / name, list[ArtifactError]()
-        for folder in (place, draft_path(place), place):
+        for folder in (*places(place), place):
             try:
                 part = cls._opened(place, folder)
                 if part.fingerprint == fingerprint:
@@ -196,9 +203,18 @@ class Artifact:
             )
 
 
-def _folder(*places: Path) -> int | None:
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tells whether the same artifact is still in its place."""
+    try:
+        status = (path / MANIFEST).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _folder(*folders: Path) -> int | None:
     """A descriptor of the first of these directories that is there."""
-    for place in places:
+    for place in folders:
         try:
             return os.open(place, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
