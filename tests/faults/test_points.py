@@ -39,9 +39,8 @@ def test_there_are_enough_points() -> None:
 def test_a_command(world: World, tmp_path: Path, seed: int, scenario: Scenario, number: int, of: int) -> None:
     chance = random.Random(f"{seed} {scenario.name} {number}")
     changes = world.changes(scenario, tmp_path / "count")
-    fault = Fault(
-        KINDS[(number + seed) % len(KINDS)], 1 + int(changes * (number + chance.random()) / of), chance.randrange(2**31)
-    )
+    kind, n = KINDS[(number + seed) % len(KINDS)], 1 + int(changes * (number + chance.random()) / of)
+    fault = Fault(kind, n, chance.randrange(2**31))
     print(f"seed {seed}: {scenario.name} with {fault}, of {changes} changes")
     world.prepare(scenario, tmp_path / "x")
     ended = world.run(scenario, tmp_path / "x", fault)
@@ -101,19 +100,25 @@ def old_or_new(run: Path) -> int:
     return value
 
 
-@pytest.mark.parametrize("exchanges", [True, False], ids=["exchange", "two renames"])
-@pytest.mark.parametrize("kind", KINDS)
+EVERY = {"kill": 1, "power: any": 1, "power: nothing": 1}  # of the others, every third n
+
+
+@pytest.mark.parametrize(
+    ("kind", "exchanges"), [*((kind, True) for kind in KINDS), ("kill", False), ("full", False), ("power: any", False)]
+)
 def test_every_point_of_a_replacement(
     tmp_path: Path, seed: int, kind: str, exchanges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the file system cannot exchange two names in one step."""
     if not exchanges:
         monkeypatch.setattr(disk, "exchange", lambda path, other: False)
     run, before = tmp_path / "run", tmp_path / "before"
     before.mkdir()
     build(before, 1)
-    n, seen = 0, set()
+    step = EVERY.get(kind, 3) if exchanges else 3
+    n, seen = seed % step, set()
     while True:
-        n += 1
+        n += step
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(before, run)
         fault = Fault(kind, n, seed + n)
