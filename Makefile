@@ -4,13 +4,14 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
-.PHONY: demo test lint types unit test-slow test-integration bench docs clean
+.PHONY: demo test lint types unit test-slow test-integration test-faults bench docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       from Python's own documentation to the four rows, in minutes"
 	@echo "make test       lint, types and every test"
 	@echo "make test-integration  the tests with other people's tools, which it installs"
+	@echo "make test-faults  a failing disk, kill -9, power failures and fuzzed input; about ten minutes"
 	@echo "make test-slow  the tests that need the pretrained model"
 	@echo "make bench      speed and memory against PyTorch Geometric and the base model, on the demo's run"
 	@echo "make docs       write docs/cli.md and docs/config.md anew"
@@ -35,7 +36,7 @@ types: .venv/ready
 	$(BIN)/mypy
 
 unit: .venv/ready
-	$(BIN)/pytest -m 'not slow' --ignore=tests/integration -n 2 --dist worksteal
+	$(BIN)/pytest -m 'not slow and not faults' --ignore=tests/integration -n 2 --dist worksteal
 
 test-slow: .venv/ready
 	$(BIN)/pytest -m slow
@@ -43,6 +44,9 @@ test-slow: .venv/ready
 test-integration: .venv/ready
 	$(PIP) install -c constraints.txt -e '.[dev,cluster,eval-harness]'
 	$(BIN)/pytest -m integration tests/integration
+
+test-faults: .venv/ready
+	$(BIN)/pytest -m 'faults or sample' tests/faults -n 2 --dist worksteal
 
 bench: .venv/ready
 	$(PIP) install -c constraints.txt -e '.[bench]'

@@ -16,6 +16,8 @@ import torch
 import yaml
 from hypothesis import HealthCheck, settings
 
+os.fsync = os.fstat  # type: ignore[assignment]  # no test cuts the power; tests/faults knows what was synced without it
+
 settings.register_profile(
     "gnnlm", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -81,6 +81,7 @@ if __name__ == "__main__":
     del sys.path[0]  # the folder of the tests
     for library in LIBRARIES:
         importlib.import_module(library)
+    os.fsync = os.fstat  # type: ignore[assignment]  # as in conftest.py
     gc.freeze()  # or every command would go through all of this when it ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest and for the commands
     signal.signal(signal.SIGCHLD, _bury)

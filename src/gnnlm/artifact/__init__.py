@@ -10,30 +10,44 @@ has replaced the directory in the meantime.
 An artifact may have parts: artifacts of their own, one for each segment of the store, which its manifest names and
 which are opened with it. A part is built, resumed and checked by itself.
 
+Every change on the disk goes through `disk.py`, which says what is synced when. The files of an artifact have digests,
+large files one for each block (`blocks.py`).
+
 This package does not know what the stages are.
 """
 
-from gnnlm.artifact.draft import ArrayWriter, Draft, found_part, make_part
+from gnnlm.artifact.blocks import Array, CheckedArray
+from gnnlm.artifact.draft import ArrayWriter, Draft, found_part, make_part, npy_header
 from gnnlm.artifact.files import (
     file_digest,
     free_space,
     human_bytes,
     is_disk_full,
     require_space,
+    telling,
     write_json,
     write_whole,
     writing,
 )
 from gnnlm.artifact.joined import Files, Joined, files_of, joined
-from gnnlm.artifact.manifest import PARTS, differences, fingerprint, manifest_fingerprint, plain, read_manifest
-from gnnlm.artifact.place import State, bytes_of, draft_path, state_of
-from gnnlm.artifact.reading import Array, Artifact
+from gnnlm.artifact.manifest import (
+    PARTS,
+    differences,
+    draft_path,
+    fingerprint,
+    manifest_fingerprint,
+    plain,
+    read_manifest,
+)
+from gnnlm.artifact.place import State, bytes_of, state_of
+from gnnlm.artifact.reading import Artifact
 
 __all__ = [
     "PARTS",
     "Array",
     "ArrayWriter",
     "Artifact",
+    "CheckedArray",
     "Draft",
     "Files",
     "Joined",
@@ -51,10 +65,12 @@ __all__ = [
     "joined",
     "make_part",
     "manifest_fingerprint",
+    "npy_header",
     "plain",
     "read_manifest",
     "require_space",
     "state_of",
+    "telling",
     "write_json",
     "write_whole",
     "writing",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,22 +15,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.artifact.files import require_space, sha256, sync_directory, write_json, writing
-from gnnlm.artifact.manifest import MANIFEST, differences, make_manifest, plain, read_manifest, sealed
+from gnnlm.artifact import disk
+from gnnlm.artifact.blocks import Array, crc32_of, file_entry
+from gnnlm.artifact.files import require_space, telling, write_json
+from gnnlm.artifact.manifest import (
+    MANIFEST,
+    differences,
+    draft_path,
+    fingerprint,
+    make_manifest,
+    plain,
+    read_manifest,
+    sealed,
+)
 from gnnlm.artifact.place import (
     JOURNAL,
     NAMES,
     bytes_of,
     check_place,
     draft_names,
-    draft_path,
-    remove,
+    is_finished,
     remove_ours,
     settle,
     state_of,
 )
-from gnnlm.artifact.reading import Array, Artifact
+from gnnlm.artifact.reading import Artifact
 from gnnlm.errors import ArtifactError
+from gnnlm.progress import warn
 
 SHARDS = "shards"  # the folder of a draft with finished shards that are not yet in its files
 
@@ -68,8 +81,8 @@ class Draft:
         self._names = draft_names(self.folder)
         if journal is None or journal["inputs"] != self.inputs:
             remove_ours(self.folder)
-            self.folder.mkdir(parents=True)
-            journal = {"inputs": self.inputs, "step": 0, "bytes": {}, "notes": {}}
+            disk.make_directory(self.folder)
+            journal = {"inputs": self.inputs, "step": 0, "bytes": {}, "digests": {}, "files": {}, "notes": {}}
             self._names = set()
             self._claim(JOURNAL, MANIFEST)
         self._journal = journal
@@ -124,18 +137,26 @@ class Draft:
 
     def writer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> ArrayWriter:
         """An array of known shape, appended to row by row; it resumes where the last commit left it."""
-        writer = ArrayWriter(self.file(name), shape, np.dtype(dtype), self._journal["bytes"].get(name))
+        known = (self._journal["bytes"][name], self._journal["digests"][name]) if self._has_rows(name) else None
+        writer = ArrayWriter(self.file(name), shape, np.dtype(dtype), known)
         self._writers[name] = writer
         return writer
+
+    def _has_rows(self, name: str) -> bool:
+        return name in self._journal["bytes"]
 
     def save(self, name: str, array: Array) -> None:
         """An array, whole. Plain writes: numpy's own do not notice a disk that is full at their last buffer."""
         array = np.ascontiguousarray(array)
         assert not array.dtype.hasobject
-        header = {"shape": array.shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(array.dtype)}
-        with writing(self.file(name)), (self.folder / name).open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            file.write(array.data)
+        with telling(self.file(name)), disk.create(self.folder / name) as file:
+            disk.write(file, npy_header(array.shape, array.dtype))
+            disk.write(file, array.data)
+            disk.sync(file)
+
+    def write_bytes(self, name: str, data: bytes | bytearray) -> None:
+        with telling(self.file(name)):
+            disk.write_file(self.folder / name, data)
 
     def part(self, name: str, inputs: Mapping[str, Any], build: Callable[[Draft], Mapping[str, Any]]) -> None:
         """Make a part, or find it finished; `name` is its path in the run directory."""
@@ -161,20 +182,32 @@ class Draft:
         self._parts[name] = fingerprint
 
     def write_text(self, name: str, text: str) -> None:
-        self.file(name).write_text(text, encoding="utf-8")
+        self.write_bytes(name, text.encode())
 
     @property
     def bytes_there(self) -> int:
         """Bytes that an earlier attempt has left on the disk."""
         return sum(f.stat().st_size for f in self.folder.iterdir() if f.is_file())
 
-    def commit(self) -> None:
-        """Make everything appended so far survive a crash."""
+    def commit(self, *names: str, without: Sequence[str] = ()) -> None:
+        """Make everything appended so far survive a crash, and these files, or the files in these folders.
+
+        The next attempt relies on them and on those of earlier commits, `without` some: it starts over if they are not
+        what they are now.
+        """
         self._claim_all()
         for name, writer in self._writers.items():
-            self._journal["bytes"][name] = writer.sync()
+            self._journal["bytes"][name], self._journal["digests"][name] = writer.sync()
+        files: dict[str, list[int]] = self._journal["files"]
+        for name in [name for name in files if Path(name).parts[0] in without]:
+            del files[name]
+        for name in names:
+            disk.sync_tree(self.folder / name)
+            for file in _files_below(self.folder / name):
+                files[str(file.relative_to(self.folder))] = [file.stat().st_size, crc32_of(file)]
+        disk.sync_directory(self.folder)
         self._journal["step"] += 1
-        write_json(self.folder / JOURNAL, self._journal)
+        write_json(self.folder / JOURNAL, sealed(self._journal))
 
     def finish(self, facts: Mapping[str, Any], files: Sequence[str] | None = None) -> Artifact:
         """Check the artifact, write its manifest and move it into place; with `files`, all other files are removed."""
@@ -183,18 +216,20 @@ class Draft:
             writer.check_whole()
             writer.close()
         self._claim_all()
-        remove(self.folder / SHARDS)
+        disk.remove_tree(self.folder / SHARDS)
         if files is None:
             ours = (NAMES, JOURNAL, MANIFEST)
             names = (path.name for path in self.folder.iterdir() if path.suffix != ".new")
             files = sorted(name for name in names if name not in ours)
         mode = stat.S_IMODE((self.folder / NAMES).stat().st_mode)
         for name in files:  # safetensors creates files that only their owner may read
-            (self.folder / name).chmod(mode)
-        entries = {name: _entry(self.folder / name) for name in files}
+            if stat.S_IMODE((self.folder / name).stat().st_mode) != mode:
+                disk.set_mode(self.folder / name, mode)
+            disk.sync_file(self.folder / name)
+        disk.sync_directory(self.folder)
+        entries = {name: file_entry(self.folder / name) for name in files}
         manifest = make_manifest(self.stage, self.inputs, dict(facts), entries, self._parts, self._made_with)
         write_json(self.folder / MANIFEST, sealed(manifest))
-        sync_directory(self.folder)
         self._finished = True  # from here on the artifact is complete, wherever it is
         if self._waits:
             return Artifact.open(self.folder, verify=False)
@@ -203,15 +238,32 @@ class Draft:
 
     def _read_journal(self) -> dict[str, Any] | None:
         """The journal of an earlier attempt; None where there is none, or where it cannot be resumed."""
+        if not (self.folder / JOURNAL).is_file():
+            return None
         try:
-            journal = json.loads((self.folder / JOURNAL).read_bytes())
+            journal: dict[str, Any] = json.loads((self.folder / JOURNAL).read_bytes())
+            if journal.pop("checksum", None) != (fingerprint(journal) if "files" in journal else None):
+                raise ValueError("it was changed after it was written")
             kinds = {"inputs": dict, "step": int, "bytes": dict, "notes": dict}
             if any(not isinstance(journal[key], kind) for key, kind in kinds.items()):
-                return None
-            whole = all((self.folder / name).stat().st_size >= size for name, size in journal["bytes"].items())
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+                raise TypeError("it is not a journal")
+            self._check_committed(journal)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            warn(f"{self.folder} has lost or damaged data, so this stage starts over ({error})")
             return None
-        return journal if whole else None
+        return journal
+
+    def _check_committed(self, journal: dict[str, Any]) -> None:
+        """Raise if what a journal relies on is not there as it was; a journal of an older version has no digests."""
+        known = journal.setdefault("digests", {})
+        for name, size in journal["bytes"].items():
+            if (self.folder / name).stat().st_size < size:
+                raise ValueError(f"{name} is cut short")
+            if known.setdefault(name, found := crc32_of(self.folder / name, size)) != found:
+                raise ValueError(f"{name} is damaged")
+        for name, entry in journal.setdefault("files", {}).items():
+            if [(self.folder / name).stat().st_size, crc32_of(self.folder / name)] != entry:
+                raise ValueError(f"{name} is damaged")
 
 
 def make_part(
@@ -233,18 +285,26 @@ def make_part(
 
 def found_part(path: Path, inputs: Mapping[str, Any]) -> str | None:
     """The fingerprint of a whole part that was made from these inputs; None if there is none."""
-    for folder, trust in ((draft_path(path), True), (path, False)):
+    places = [(path, False)]
+    if is_finished(path):
+        places.insert(0, (draft_path(path), True))
+    for folder, trust in places:
         with suppress(ArtifactError):  # not there, or damaged
             if read_manifest(folder)["inputs"] == plain(dict(inputs)):
                 return Artifact.open(folder, trust=trust).fingerprint
     return None
 
 
-def _entry(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        status = os.fstat(file.fileno())
-        return {"bytes": status.st_size, "sha256": sha256(file), "mtime_ns": status.st_mtime_ns}
+def _files_below(path: Path) -> list[Path]:
+    return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+
+
+def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """What an .npy file of a C-ordered array begins with."""
+    header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue()
 
 
 class ArrayWriter:
@@ -253,20 +313,22 @@ class ArrayWriter:
     Plain writes, not a memory map: a full disk is then an error that can be reported, not a crash.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], committed: int | None) -> None:
+    def __init__(
+        self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], committed: tuple[int, int] | None
+    ) -> None:
+        """`committed`: the bytes to go on from, and their digest."""
         self.path, self.shape, self.dtype = path, shape, dtype
         self._row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        self._file = path.open("w+b" if committed is None else "r+b")
+        self._file, self._digest = disk.create(path) if committed is None else path.open("r+b"), 0
         if committed is not None:
-            self._file.truncate(committed)
-            self._file.seek(0)
+            size, self._digest = committed
+            disk.truncate(self._file, size)
             np.lib.format.read_magic(self._file)
             np.lib.format.read_array_header_1_0(self._file)
             self._start = self._file.tell()
             self._file.seek(0, os.SEEK_END)
         else:
-            header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
-            np.lib.format.write_array_header_1_0(self._file, header)
+            self._write(npy_header(shape, dtype))
             self._start = self._file.tell()
 
     @property
@@ -275,13 +337,17 @@ class ArrayWriter:
 
     def append(self, rows: Array) -> None:
         assert rows.shape[1:] == self.shape[1:], (rows.shape, self.shape)
-        self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
+        self._write(np.ascontiguousarray(rows, dtype=self.dtype).data)
 
-    def sync(self) -> int:
+    def _write(self, data: bytes | memoryview) -> None:
+        disk.write(self._file, data)
+        self._digest = zlib.crc32(data, self._digest)
+
+    def sync(self) -> tuple[int, int]:
+        """Make what was appended last; its size in bytes, and its digest."""
         if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        return self.path.stat().st_size
+            disk.sync(self._file)
+        return self.path.stat().st_size, self._digest
 
     def check_whole(self) -> None:
         assert self.rows == self.shape[0], f"{self.path}: {self.rows} rows written, {self.shape[0]} promised"

@@ -1,43 +1,32 @@
-"""Writing files atomically, and reporting a full disk."""
+"""Digests of files, JSON files, and reporting a full disk."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from safetensors import SafetensorError
 
+from gnnlm.artifact import disk
 from gnnlm.errors import ArtifactError
 
 
-def sha256(file: BinaryIO) -> str:
-    """The checksum of an open file, from its current position to its end."""
-    digest = hashlib.sha256()
-    while chunk := file.read(2**20):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
 def file_digest(path: Path) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return sha256(file)
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write text atomically: the file is the old one or the new one, never a part of either."""
-    beside = path.with_name(path.name + ".new")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    disk.replace_file(path, text.encode())
 
 
 def write_json(path: Path, value: object) -> None:
@@ -45,18 +34,16 @@ def write_json(path: Path, value: object) -> None:
     write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-def sync_directory(path: Path) -> None:
-    """Make names that were created, renamed or removed in a directory survive a power failure."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Wrap a library that writes a file, or the files of a folder: they are synced, or there is one `ArtifactError`."""
+    with telling(path), disk.written(path):
+        yield
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Wrap a library that writes files: whatever it raises when it cannot becomes one `ArtifactError`.
+def telling(path: Path) -> Iterator[None]:
+    """Make one `ArtifactError` of whatever is raised when a file cannot be written.
 
     safetensors, FAISS and numpy each report a full disk in their own way, some without an errno.
     """

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from gnnlm.artifact.reading import Array, Artifact
+from gnnlm.artifact.blocks import Array
+from gnnlm.artifact.reading import Artifact
 
 
 class Joined:

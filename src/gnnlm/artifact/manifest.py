@@ -55,10 +55,29 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**manifest, "checksum": fingerprint(manifest)}
 
 
+def draft_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def old_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
+def places(part: Path) -> tuple[Path, ...]:
+    """Where a part may be found: in its place or, while the artifact that it belongs to is replaced, beside it."""
+    return part, draft_path(part), old_path(part)
+
+
+def standing(path: Path) -> Path:
+    """Where the artifact of a place stands: there, or beside it in the moment in which another takes its place."""
+    old = old_path(path)
+    return old if not (path / MANIFEST).is_file() and (old / MANIFEST).is_file() else path
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of the artifact at `path`; refused if it is damaged or of another format."""
     try:
-        text = (path / MANIFEST).read_bytes()
+        text = (standing(path) / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ArtifactError(f"{path} has no {MANIFEST}: it is not built yet; build it with gnnlm run") from None
     return parse_manifest(text, path)

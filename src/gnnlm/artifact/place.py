@@ -1,47 +1,49 @@
 """The places of an artifact in a run directory, and what gnnlm may remove there: only what it made itself.
 
-`X` is the artifact, `.X.partial` an unfinished build, `.X.old` what is being replaced. A folder is ours when a
-manifest (or, in a build, the list of its files) names everything in it; any other folder is refused, never removed.
+`X` is the artifact, `.X.partial` an unfinished build. A folder is ours when a manifest (or, in a build, the list of
+its files) names everything in it; any other folder is refused, never removed.
+
+A finished build and the artifact that it replaces change places in one step: there is no moment with nothing at `X`.
+`.X.partial` then holds what was replaced, which the missing list of files tells from a build, and is removed. Where the
+file system cannot do that, the replaced artifact is `.X.old` for a moment, and read there.
 
 An artifact may have parts: artifacts of their own in `segments/`, which its manifest names. A finished part waits as
-`.X.partial` until the artifact is finished too; both are then moved into place.
+`.X.partial` until the artifact is finished too. Parts take their places first; those that they replace are removed
+when the artifact has followed, and are read at `.X.partial` until then. So a reader finds the old artifact with its
+parts or the new one with its own, whatever the moment.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from gnnlm.artifact.files import sync_directory, write_json, writing
+from gnnlm.artifact import disk
+from gnnlm.artifact.files import telling, write_json
 from gnnlm.artifact.manifest import (
     MANIFEST,
     PARTS,
+    draft_path,
     listed_files,
     manifest_fingerprint,
     named_parts,
+    old_path,
     other_format,
     other_part,
+    places,
     plain,
     read_manifest,
+    standing,
 )
 from gnnlm.errors import ArtifactError
 
 JOURNAL = "journal.json"
 NAMES = "draft.json"  # the names of a build's own files, known before they exist
 State = Literal["done", "stale", "half-done", "missing", "damaged"]
-
-
-def draft_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
-
-
-def old_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.old")
 
 
 # -- ownership -----------------------------------------------------------------------------------------------------
@@ -57,10 +59,11 @@ def _own_names(folder: Path) -> tuple[set[str], set[str]]:
     """The names that are ours in a folder: of files, and of what may also be a folder."""
     named = listed_files(_read_json(folder / MANIFEST))
     files = set() if named is None else {MANIFEST, *named}
-    if not folder.name.endswith(".partial"):
+    built = folder.name.endswith(".partial")
+    if named is None and not built:
         return files, set()
-    drafted = draft_names(folder)
-    return files | {f"{name}.new" for name in drafted or {NAMES}}, drafted
+    drafted = draft_names(folder)  # in an artifact until it is removed, after a build has taken its place
+    return files | {f"{name}.new" for name in drafted or ({NAMES} if built else ())}, drafted
 
 
 def check_ours(folder: Path) -> None:
@@ -99,17 +102,12 @@ def remove_ours(folder: Path) -> None:
     check_ours(folder)
     if not folder.is_dir():
         return
-    names = set().union(*_own_names(folder))
-    for name in sorted(names, key=lambda name: (name in (MANIFEST, NAMES), name)):
-        remove(folder / name)
-    folder.rmdir()
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    for name in sorted(set().union(*_own_names(folder)) - {MANIFEST, NAMES}):
+        disk.remove_tree(folder / name)
+    disk.sync_directory(folder)  # or a power failure might leave files without what marks them as ours
+    for name in (MANIFEST, NAMES):
+        disk.remove_file(folder / name)
+    disk.remove_directory(folder)
 
 
 # -- state ---------------------------------------------------------------------------------------------------------
@@ -121,10 +119,8 @@ def damage(path: Path) -> str:
         return found
     for name, fingerprint in named_parts(read_manifest(path)).items():
         part = path.parent / name
-        if found := _own_damage(part):
-            return found
-        if manifest_fingerprint(read_manifest(part)) != fingerprint:
-            return other_part(part, path)
+        if not any(_is(place, fingerprint) for place in places(part)):
+            return _own_damage(part) or other_part(part, path)
     return ""
 
 
@@ -134,9 +130,10 @@ def _own_damage(path: Path) -> str:
         manifest = read_manifest(path)
     except ArtifactError as error:
         return str(error)
+    place = standing(path)
     for name, entry in manifest["files"].items():
         try:
-            size = (path / name).stat().st_size
+            size = (place / name).stat().st_size
         except FileNotFoundError:
             return f"{path / name} is missing"
         if size != entry["bytes"]:
@@ -146,9 +143,10 @@ def _own_damage(path: Path) -> str:
 
 def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
     """Whether the artifact at `path` exists, is complete and was made from `inputs`; files are not hashed."""
-    if (path / MANIFEST).is_file():
+    place = standing(path)
+    if (place / MANIFEST).is_file():
         if damage(path):
-            return "stale" if other_format(_read_json(path / MANIFEST)) is not None else "damaged"
+            return "stale" if other_format(_read_json(place / MANIFEST)) is not None else "damaged"
         return "done" if read_manifest(path)["inputs"] == plain(dict(inputs)) else "stale"
     return "half-done" if draft_path(path).is_dir() else "missing"
 
@@ -157,34 +155,66 @@ def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
 
 
 def settle(path: Path) -> None:
-    """Move a finished build into place, also one whose process was killed before it could."""
+    """Move a finished build into place, also one whose process was killed before it could, and clean up after it."""
+    if is_finished(path):
+        check_place(path)
+        parts = {path.parent / name: found for name, found in named_parts(read_manifest(draft_path(path))).items()}
+        waiting = [part for part, found in parts.items() if is_finished(part) and _is(draft_path(part), found)]
+        if not all(_is(part, found) for part, found in parts.items() if part not in waiting):
+            return
+        for place in (*waiting, path):
+            _take_place(place)
+    _tidy(path)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a whole build waits beside a place; what was replaced there has no list of its files any more."""
     folder = draft_path(path)
-    if not (folder / MANIFEST).is_file() or _own_damage(folder):
-        return
-    check_place(path)
-    parts = {path.parent / name: found for name, found in named_parts(read_manifest(folder)).items()}
-    waiting = [part for part, found in parts.items() if _is(draft_path(part), found)]
-    if not all(_is(part, found) for part, found in parts.items() if part not in waiting):
-        return
-    for part in waiting:
-        settle(part)
-    for name in sorted(draft_names(folder) - {MANIFEST, NAMES, *read_manifest(folder)["files"]}):
-        remove(folder / name)
-        remove(folder / f"{name}.new")
-    for name in (f"{MANIFEST}.new", f"{NAMES}.new", NAMES):
-        remove(folder / name)
-    old = old_path(path)
-    remove_ours(old)
-    if path.exists():
-        path.rename(old)
-    folder.rename(path)
-    sync_directory(path.parent)
-    with suppress(OSError):  # the new artifact is in place; leftovers are removed the next time
-        remove_ours(old)
+    there = (folder / NAMES).is_file() or not (path / MANIFEST).is_file()
+    return there and (folder / MANIFEST).is_file() and not _own_damage(folder)
 
 
 def _is(path: Path, fingerprint: str) -> bool:
     return not _own_damage(path) and manifest_fingerprint(read_manifest(path)) == fingerprint
+
+
+def _take_place(path: Path) -> None:
+    """Put a finished build where it belongs, in one step; what it replaces is left beside it."""
+    folder, old = draft_path(path), old_path(path)
+    if not path.exists():
+        disk.rename(folder, path)
+    elif not disk.exchange(folder, path):
+        remove_ours(old)
+        disk.rename(path, old)
+        disk.rename(folder, path)
+    disk.sync_directory(path.parent)
+
+
+def _tidy(path: Path) -> None:
+    """Remove what a build leaves that has taken its place: what it needed for itself, and what it replaced."""
+    try:
+        parts = [path.parent / name for name in named_parts(read_manifest(path))]
+    except ArtifactError:
+        return
+    for place in (path, *parts):
+        with suppress(OSError, ArtifactError):  # the artifact is in place; leftovers are removed the next time
+            _tidy_place(place)
+
+
+def _tidy_place(place: Path) -> None:
+    if not (place / MANIFEST).is_file():
+        return
+    if (place / NAMES).is_file():
+        for name in sorted(draft_names(place) - {MANIFEST, NAMES, *read_manifest(place)["files"]}):
+            disk.remove_tree(place / name)
+        for name in sorted(draft_names(place)):
+            disk.remove_file(place / f"{name}.new")
+        disk.sync_directory(place)
+        disk.remove_file(place / NAMES)
+    replaced = draft_path(place)
+    if (replaced / MANIFEST).is_file() and not (replaced / NAMES).is_file():
+        remove_ours(replaced)
+    remove_ours(old_path(place))
 
 
 def link_artifact(source: Path, place: Path) -> None:
@@ -192,17 +222,23 @@ def link_artifact(source: Path, place: Path) -> None:
     manifest = read_manifest(source)
     for part in named_parts(manifest):
         link_artifact(source.parent / part, place.parent / part)
-    names = [*manifest["files"], MANIFEST]
     folder = draft_path(place)
-    folder.mkdir(parents=True)
-    write_json(folder / NAMES, names)
-    for name in names:
-        try:
-            os.link(source / name, folder / name)
-        except OSError:
-            with writing(folder / name):
-                shutil.copy2(source / name, folder / name)
+    disk.make_directory(folder)
+    write_json(folder / NAMES, [*manifest["files"], MANIFEST])
+    for name in manifest["files"]:
+        _link(source / name, folder / name)
+    disk.sync_directory(folder)
+    _link(source / MANIFEST, folder / MANIFEST)
+    disk.sync_directory(folder)
     settle(place)
+
+
+def _link(source: Path, place: Path) -> None:
+    try:
+        disk.link(source, place)
+    except OSError:
+        with telling(place):
+            disk.copy(source, place)
 
 
 def remove_other_parts(path: Path, kind: str) -> None:
@@ -213,9 +249,9 @@ def remove_other_parts(path: Path, kind: str) -> None:
         with suppress(OSError, ArtifactError):  # what is not ours stays
             for folder in (draft_path(part), old_path(part), *([] if part in there else [part])):
                 remove_ours(folder)
-            segment.rmdir()  # if it is empty
+            disk.remove_directory(segment)  # if it is empty
     with suppress(OSError):
-        (path.parent / PARTS).rmdir()
+        disk.remove_directory(path.parent / PARTS)
 
 
 def bytes_of(path: Path, kind: str = "") -> int:

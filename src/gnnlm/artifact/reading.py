@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from gnnlm.artifact.files import sha256
+from gnnlm.artifact import blocks
+from gnnlm.artifact.blocks import Array, Blocks, CheckedArray
 from gnnlm.artifact.manifest import (
     MANIFEST,
     manifest_fingerprint,
     named_parts,
+    old_path,
     other_part,
     parse_manifest,
+    places,
     read_manifest,
     rebuild_command,
 )
@@ -26,9 +31,6 @@ from gnnlm.errors import ArtifactError
 if TYPE_CHECKING:
     from torch import Tensor
 
-TRUST_ABOVE = 64 * 2**20  # files larger than this are hashed again only when their time has changed
-Array = npt.NDArray[Any]
-
 
 @dataclass(frozen=True, eq=False)
 class Artifact:
@@ -36,7 +38,8 @@ class Artifact:
 
     All files are held open: a build that replaces the directory later does not change what is read here. `path` is
     for messages, and for files that must be read by path; `check_in_place` then checks that they were still these.
-    The files of its parts are verified when each is first read, so that opening a large run reads little.
+    The files of its parts are verified when each is first read, and large files block by block, so that opening a large
+    run reads little. (Large files of a run made before there were blocks are trusted while their time is the same.)
     """
 
     path: Path
@@ -45,32 +48,48 @@ class Artifact:
     parts: tuple[Artifact, ...] = ()
     _unverified: set[str] = field(default_factory=set)
     _arrays: dict[str, Array] = field(default_factory=dict)
+    _blocks: dict[str, Blocks] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path, verify: bool = True, trust: bool = True) -> Artifact:
         """Open and verify; refuse an artifact with a truncated, edited or missing file, or with another's part.
 
-        Without `trust`, files that are large and whose time has not changed are hashed too.
+        Without `trust`, large files are hashed too.
         """
-        artifact = cls._opened(path)
+        while True:
+            there = _identity(path)
+            try:
+                artifact = cls._opened(path)
+                parts = [cls._part(path, name, found) for name, found in named_parts(artifact.manifest).items()]
+                break
+            except ArtifactError:
+                if _identity(path) == there:
+                    raise  # and not because a build has replaced it in the meantime
         if verify:
             artifact.verify(trust)
         artifact._unverified.clear()
-        parts = []
-        for name, fingerprint in named_parts(artifact.manifest).items():
-            part = cls._opened(path.parent / name)
-            if part.fingerprint != fingerprint:
-                raise ArtifactError(other_part(part.path, path))
-            parts.append(part)
         return replace(artifact, parts=tuple(parts))
 
     @classmethod
-    def _opened(cls, path: Path) -> Artifact:
-        """Open and measure all files; they are verified later."""
-        try:
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except (FileNotFoundError, NotADirectoryError):
-            raise ArtifactError(f"{path} does not exist yet; build it with gnnlm run") from None
+    def _part(cls, path: Path, name: str, fingerprint: str) -> Artifact:
+        """A part of the artifact at `path`; it is beside its place while a build replaces the artifact."""
+        place, failed = path.parent / name, list[ArtifactError]()
+        for folder in (*places(place), place):
+            try:
+                part = cls._opened(place, folder)
+                if part.fingerprint == fingerprint:
+                    return part
+                failed.append(ArtifactError(other_part(place, path)))
+            except ArtifactError as error:
+                failed.append(error)
+        raise failed[-1]
+
+    @classmethod
+    def _opened(cls, path: Path, place: Path | None = None) -> Artifact:
+        """Open and measure all files; they are verified later. `place`: where they are, if not at `path`."""
+        folder = _folder(*([path, old_path(path), path] if place is None else [place]))
+        if folder is None:
+            raise ArtifactError(f"{path} does not exist yet; build it with gnnlm run")
         try:
             with _opened(folder, path, MANIFEST) as file:
                 manifest = parse_manifest(file.read(), path)
@@ -82,21 +101,47 @@ class Artifact:
         return cls(path, manifest, files, _unverified=set(files))
 
     def verify(self, trust: bool = True) -> None:
-        """Verify now what would be verified at its first use, in the parts too."""
-        for name in sorted(self._unverified):
-            self._verify(name, trust)
+        """Verify now what would be verified at its first use, in the parts too; without `trust`, every byte of all."""
+        for name in sorted(self._unverified if trust else self._files):
+            if not self._files[name].closed:  # else it was hashed when it was mapped
+                self._verify(name, trust)
         for part in self.parts:
             part.verify(trust)
 
     def _verify(self, name: str, trust: bool = True) -> None:
-        _verify(self.path / name, self._files[name], self.manifest["files"][name], trust)
+        entry, file = self.manifest["files"][name], self._files[name]
+        if not trust or not self._is_large(name):
+            if _sha256(file) != entry["sha256"]:
+                raise self._damaged(name)("its checksum differs")
+        elif "blocks" not in entry and os.fstat(file.fileno()).st_mtime_ns != entry["mtime_ns"]:
+            return self._verify(name, trust=False)
         self._unverified.discard(name)
 
+    def _is_large(self, name: str) -> bool:
+        return int(self.manifest["files"][name]["bytes"]) > blocks.LARGE
+
+    def _damaged(self, name: str) -> Callable[[str], ArtifactError]:
+        path, rebuild = self.path / name, rebuild_command(self.path)
+        return lambda what: ArtifactError(f"{path} was edited after it was made ({what}); rebuild it: {rebuild}")
+
     def _file(self, name: str) -> BinaryIO:
-        """An open file, verified at its first use."""
+        """An open file, verified at its first use; a large one is left to its blocks."""
         if name in self._unverified:
             self._verify(name)
         return self._files[name]
+
+    def blocks(self, name: str) -> Blocks | None:
+        """The blocks of a large file; None for a small one, which is verified whole, and in runs that have none."""
+        file, entry = self._file(name), self.manifest["files"][name]
+        if "blocks" in entry and self._is_large(name) and name not in self._blocks:
+            self._blocks[name] = Blocks(file, entry, self._damaged(name))
+        return self._blocks.get(name)
+
+    def _whole(self, name: str) -> BinaryIO:
+        """An open file that was verified to its last byte."""
+        if (found := self.blocks(name)) is not None:
+            found.check()
+        return self._file(name)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -116,14 +161,16 @@ class Artifact:
         return name in self.manifest["files"]
 
     def array(self, name: str) -> Array:
-        """A memory-mapped array."""
+        """A memory-mapped array; of a large one, blocks are verified as they are read (`CheckedArray`)."""
         if name not in self._arrays:
-            self._arrays[name] = _mapped(self._file(name))
+            self._arrays[name] = _mapped(self._file(name), self.blocks(name))
+            if not self._is_large(name):
+                self._files[name].close()  # the map is enough, and the files that may be open are few
         return self._arrays[name]
 
     def bytes(self, name: str) -> bytes:
         size: int = self.manifest["files"][name]["bytes"]
-        return os.pread(self._file(name).fileno(), size, 0) if size < 2**30 else self.file(name).read_bytes()
+        return os.pread(self._whole(name).fileno(), size, 0) if size < 2**30 else self.file(name).read_bytes()
 
     def text(self, name: str) -> str:
         return self.bytes(name).decode("utf-8")
@@ -139,7 +186,7 @@ class Artifact:
 
         It has no suffix.
         """
-        file = self._file(name)
+        file = self._whole(name)
         file.seek(0)
         return Path(f"/dev/fd/{file.fileno()}")
 
@@ -154,6 +201,25 @@ class Artifact:
                 f"{self.path} was replaced by another build while it was in use; run the same command again, or open "
                 "the run again"
             )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tells whether the same artifact is still in its place."""
+    try:
+        status = (path / MANIFEST).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _folder(*folders: Path) -> int | None:
+    """A descriptor of the first of these directories that is there."""
+    for place in folders:
+        try:
+            return os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return None
 
 
 def _opened(folder: int, path: Path, name: str) -> BinaryIO:
@@ -178,22 +244,23 @@ def _measure(path: Path, file: BinaryIO, entry: dict[str, Any]) -> None:
         raise ArtifactError(f"{path} has {size} bytes, but its manifest says {entry['bytes']}; {rebuild}")
 
 
-def _verify(path: Path, file: BinaryIO, entry: dict[str, Any], trust: bool) -> None:
-    stat, rebuild = os.fstat(file.fileno()), f"rebuild it: {rebuild_command(path.parent)}"
-    if trust and stat.st_size > TRUST_ABOVE and stat.st_mtime_ns == entry["mtime_ns"]:
-        return
-    file.seek(0)
-    if sha256(file) != entry["sha256"]:
-        raise ArtifactError(f"{path} was edited after it was made (its checksum differs); {rebuild}")
+def _sha256(file: BinaryIO) -> str:
+    digest, place = hashlib.sha256(), 0
+    while chunk := os.pread(file.fileno(), 2**20, place):
+        digest.update(chunk)
+        place += len(chunk)
+    return digest.hexdigest()
 
 
-def _mapped(file: BinaryIO) -> Array:
+def _mapped(file: BinaryIO, checked: Blocks | None) -> Array:
     """The array of an open .npy file, memory-mapped; the map keeps the file even if its name is removed."""
-    with file:
-        file.seek(0)
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if 0 in shape:  # an empty file cannot be mapped
-            return np.empty(shape, dtype)
-        return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+    if checked is not None:
+        checked.check(0, 1)  # its header
+    header = io.BytesIO(os.pread(file.fileno(), 2**16, 0))
+    version = np.lib.format.read_magic(header)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(header)
+    if 0 in shape:  # an empty file cannot be mapped
+        return np.empty(shape, dtype)
+    array = np.memmap(file, dtype, "r", header.tell(), shape, "F" if fortran else "C")
+    return array if checked is None else cast(Array, CheckedArray(array, checked, header.tell()))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from gnnlm.artifact import write_whole
-from gnnlm.artifact.files import write_json
+from gnnlm.artifact import disk, write_json, write_whole
 from gnnlm.config.load import dump_config, load_config
 from gnnlm.config.paths import portable
 from gnnlm.config.schema import Config
@@ -31,6 +29,6 @@ def save_config(config: Config) -> None:
             if load_config(root).model_copy(update={"run": config.run}) == config:
                 return
         kept = next(path for n in count(1) if not (path := file.with_name(f"config.{n}.yaml")).exists())
-        shutil.copy2(file, kept)
+        disk.copy(file, kept)
         warn(f"{file} was not written by gnnlm and says something else; it is kept as {kept}")
     write_whole(file, text)

@@ -20,7 +20,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.artifact import PARTS, Artifact, Draft, Files, files_of, joined, writing
+from gnnlm.artifact import PARTS, Artifact, Draft, Files, files_of, joined
 from gnnlm.errors import CorpusError
 
 END = -1
@@ -108,8 +108,7 @@ class TextWriter:
         return digest.hexdigest()
 
     def write(self, draft: Draft, prefix: str = "") -> None:
-        with writing(draft.file(f"{prefix}documents.jsonl")):
-            (draft.folder / f"{prefix}documents.jsonl").write_bytes(self._json)
+        draft.write_bytes(f"{prefix}documents.jsonl", self._json)
         draft.save(f"{prefix}tokens.npy", np.asarray(self._tokens, dtype=self._dtype))
         draft.save(f"{prefix}offsets.npy", np.asarray(self._offsets, dtype=np.int32))
         draft.save(f"{prefix}starts.npy", np.asarray(self._starts, dtype=np.int64))

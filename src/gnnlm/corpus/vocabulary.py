@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gnnlm.artifact import disk
 from gnnlm.errors import ModelError
 
 EOS, UNK = "<eos>", "<unk>"
@@ -109,8 +110,7 @@ class WordVocabulary:
     def save(self, folder: Path) -> None:
         lines = [f"{self.kind}\t{self._eos}\t{self._unk}", *self.words]
         # bytes that were not UTF-8 when the text was read go back as they were
-        with (folder / FILE).open("w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            file.write("\n".join(lines) + "\n")
+        disk.write_file(folder / FILE, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
 
 
 class ByteVocabulary:
@@ -170,7 +170,7 @@ class ByteVocabulary:
 
     def save(self, folder: Path) -> None:
         lines = [self.kind, *(str(value) for value in self.values)]
-        (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        disk.write_file(folder / FILE, ("\n".join(lines) + "\n").encode())
 
 
 Vocabulary = WordVocabulary | ByteVocabulary

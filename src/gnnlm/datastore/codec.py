@@ -21,6 +21,7 @@ from gnnlm.artifact import (
     Array,
     Artifact,
     Draft,
+    disk,
     file_digest,
     files_of,
     joined,
@@ -76,9 +77,9 @@ def _learned_in(draft: Draft, states: Array, config: CodecConfig, seed: int, spr
         for path in spread(
             draft.shards, partial(learn_quantizer, states, config, seed), [Task("quantizer", QUANTIZER)]
         ):
-            path.replace(file)
+            disk.rename(path, file)
             draft.notes["quantizer"] = True
-            draft.commit()
+            draft.commit(QUANTIZER)
     return Quantizer.from_tensors(load_file(file))
 
 

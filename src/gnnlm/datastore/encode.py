@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gnnlm.artifact import Artifact, Draft, writing
+from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import LMConfig, StoreConfig
 from gnnlm.corpus.stream import Stream, part_name
 from gnnlm.corpus.windows import Window, plan_windows
@@ -211,8 +211,7 @@ def build_store(
     seconds = {}
     for split in ("valid", "test"):
         seconds[split] = encoder.write(draft, streams, split, 0, spread, f"{split}.")["seconds"]
-    with writing(draft.file("head.safetensors")):
-        lm.head.save(draft.folder / "head.safetensors")
+    lm.head.save(draft.file("head.safetensors"))
     return draft.finish(
         {
             "width": lm.width,

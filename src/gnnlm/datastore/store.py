@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Array, Artifact, files_of
+from gnnlm.artifact import Array, Artifact, CheckedArray, files_of
 from gnnlm.corpus.stream import Passage, Stream
+from gnnlm.datastore.checked import CheckedTensor
 from gnnlm.datastore.quantize import CodedTable
 
 
@@ -212,6 +213,8 @@ def read_rows(array: Array, rows: Tensor) -> Tensor:
 
 def mapped(array: npt.NDArray[Any]) -> Tensor:
     """A memory-mapped array as a tensor."""
+    checked = array if isinstance(array, CheckedArray) else None
     with warnings.catch_warnings():  # the map is read-only, and nothing here writes to it
         warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
+        tensor = torch.from_numpy(array if checked is None else checked.array)
+    return tensor if checked is None else CheckedTensor.over(checked, tensor)

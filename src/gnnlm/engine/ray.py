@@ -25,6 +25,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from gnnlm.artifact import disk
 from gnnlm.engine.machine import Wanted, difference, pin_threads
 from gnnlm.engine.protocol import Held, Place, Recipe, Spread
 from gnnlm.engine.storage import Storage, View
@@ -150,7 +151,7 @@ class RayEngine:
 
     def check(self, root: Path, models: Mapping[str, Callable[[], str]]) -> None:
         """Refuse nodes with other software, without these models, or that do not see the run directory."""
-        root.mkdir(parents=True, exist_ok=True)
+        disk.make_directories(root)
         file = None if self.storage is not None else root.absolute() / f".seen-{uuid.uuid4().hex[:8]}"
         if file is not None:
             with suppress(PermissionError):  # a finished run that may only be read is seen by its config
@@ -236,7 +237,7 @@ class RayEngine:
                 self._fetch(duty, path, below, task)
                 yield path
                 if not task.kept:
-                    path.unlink(missing_ok=True)
+                    disk.remove_file(path)
                     if duty.storage is not None and duty.view is not None:
                         duty.storage.remove(f"shards/{duty.view.name}/{below}/{task.name}")
         finally:

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gnnlm.artifact import file_digest, fingerprint
+from gnnlm.artifact import disk, file_digest, fingerprint
 from gnnlm.errors import ArtifactError, EngineError
 
 SCRATCH = "GNNLM_SCRATCH"  # the environment variable that names a machine's folder for copies
@@ -118,7 +118,8 @@ class Storage:
         beside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.new")
         with self._trouble():
             system.get_file(f"{base}/{name}", str(beside))
-        beside.replace(path)
+        disk.sync_file(beside)
+        disk.rename(beside, path)
 
     def remove(self, name: str) -> None:
         system, base = self._opened

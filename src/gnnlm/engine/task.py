@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 
 from safetensors.numpy import load_file, save_file
 
-from gnnlm.artifact import Array, writing
+from gnnlm.artifact import Array, disk, writing
 
 Work = Callable[..., None]  # takes the arguments of a task and `path`, the file to write
 
@@ -35,15 +34,14 @@ class Task:
         """Do the work, unless its file is there. Two processes that do the same task do not disturb each other."""
         path = folder / self.name
         if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            disk.make_directories(folder)
             beside = folder / f"{self.name}.{uuid.uuid4().hex[:8]}.new"
             try:
                 work(**self.arguments, path=beside)
-                with beside.open("rb") as file:
-                    os.fsync(file.fileno())
-                beside.replace(path)
+                disk.sync_file(beside)
+                disk.rename(beside, path)
             finally:
-                beside.unlink(missing_ok=True)
+                disk.remove_file(beside)
         return path
 
 
@@ -56,7 +54,7 @@ def here(folder: Path, work: Work, tasks: Sequence[Task]) -> Iterator[Path]:
         path = task.do(work, folder)
         yield path
         if not task.kept:
-            path.unlink(missing_ok=True)
+            disk.remove_file(path)
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gnnlm.artifact import writing
 from gnnlm.evaluate.report import Report
 from gnnlm.evaluate.tables import change_words, short
 from gnnlm.predict.predictor import LABELS, perplexity
@@ -100,4 +101,5 @@ def _axes(count: int, height: float) -> tuple[Any, list[Any]]:
 
 
 def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    with writing(path):
+        figure.savefig(path, dpi=130, metadata={"Software": None})

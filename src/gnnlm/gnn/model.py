@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from gnnlm.artifact import writing
 from gnnlm.errors import ArtifactError
 from gnnlm.gnn.layer import CONTEXT, NEIGHBOUR, GnnLayer, KeysValues, Sources
 from gnnlm.gnn.options import GnnOptions
@@ -281,7 +282,8 @@ class GnnModel(nn.Module):
 
     def save(self, path: Path) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        save_file(tensors, path, metadata={"options": json.dumps(self.options.as_dict())})
+        with writing(path):
+            save_file(tensors, path, metadata={"options": json.dumps(self.options.as_dict())})
 
     @classmethod
     def load(cls, path: Path, head: TokenEmbeddings) -> GnnModel:

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gnnlm.artifact import writing
 from gnnlm.lm.head import CHUNK_LOGITS, Head, SoftmaxHead
 
 
@@ -178,7 +179,8 @@ class AdaptiveHead(Head):
         return copy.deepcopy(self).requires_grad_(False).eval().to(device)
 
     def save(self, path: Path) -> None:
-        save_file({name: tensor.detach().cpu().clone() for name, tensor in self.state_dict().items()}, path)
+        with writing(path):
+            save_file({name: tensor.detach().cpu().clone() for name, tensor in self.state_dict().items()}, path)
 
     @classmethod
     def load(cls, tensors: dict[str, Tensor]) -> AdaptiveHead:

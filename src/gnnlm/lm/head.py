@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from gnnlm.artifact import writing
 from gnnlm.products import product
 
 CHUNK_LOGITS = 2**25  # logits held at once: 128 MB of float32
@@ -142,7 +143,8 @@ class SoftmaxHead(Head):
     def save(self, path: Path) -> None:
         tensors = {"weight": self.weight_VD.cpu()} | ({} if self.bias_V is None else {"bias": self.bias_V.cpu()})
         numbers = torch.tensor([self.scale, float("nan") if self.soft_cap is None else self.soft_cap])
-        save_file({**tensors, "scale_and_cap": numbers.double()}, path)
+        with writing(path):
+            save_file({**tensors, "scale_and_cap": numbers.double()}, path)
 
     @classmethod
     def load(cls, tensors: dict[str, Tensor]) -> SoftmaxHead:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnlm.artifact import disk
 from gnnlm.corpus.vocabulary import FILE, Vocabulary, load_vocabulary
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer, Output
@@ -161,13 +162,13 @@ class NativeLM:
     def save(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise ModelError(f"{folder} is a file; name a directory")
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_directories(folder)
         described = {KEY: self.model.kind, "options": self.model.options.as_dict(), "start_token": self.start_token}
         save_tensors(self.model, folder / "model.safetensors")
-        (folder / FILE).unlink(missing_ok=True)  # an earlier model's
+        disk.remove_file(folder / FILE)  # an earlier model's
         if self.vocabulary is not None:
             self.vocabulary.save(folder)
-        (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+        disk.write_file(folder / "config.json", (json.dumps(described, indent=1) + "\n").encode())
 
 
 def load_native(folder: Path, device: str = "cpu", dtype: str = "fp32") -> NativeLM:

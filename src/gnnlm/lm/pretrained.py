@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from gnnlm.artifact import disk
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.lm.hf import HFModel
@@ -63,8 +64,9 @@ def save_hf(model: Any, tokenizer: Any, folder: Path) -> None:
     with _quiet_transformers() as transformers:
         fresh = _from_config(transformers, model.config)
         fresh.load_state_dict(model.state_dict())
-        fresh.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        with disk.written(folder):
+            fresh.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
 
 
 def _from_config(transformers: Any, config: Any) -> Any:

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from gnnlm.artifact import writing
 from gnnlm.errors import ModelError
 
 
@@ -19,7 +20,8 @@ def distinct_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_tensors(model: nn.Module, path: Path) -> None:
-    save_file(distinct_tensors(model), path)
+    with writing(path):
+        save_file(distinct_tensors(model), path)
 
 
 def load_tensors(model: nn.Module, path: Path) -> None:

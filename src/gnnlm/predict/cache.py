@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gnnlm.artifact import Artifact, Draft, file_digest, human_bytes, writing
+from gnnlm.artifact import Artifact, Draft, disk, file_digest, human_bytes, writing
 from gnnlm.config import CacheConfig
 from gnnlm.corpus.stream import part_name
 from gnnlm.datastore.quantize import CodedTable, Quantizer, train_quantizer
@@ -161,8 +161,8 @@ def build_cache(
     if config.dtype == "pq" and not draft.resumed:
         learn = partial(learn_quantizers, model, graphs, config, seed, device)
         for path in spread(draft.shards, learn, [Task("quantizers", QUANTIZERS)]):
-            path.replace(draft.file(QUANTIZERS))
-            draft.commit()
+            disk.rename(path, draft.file(QUANTIZERS))
+            draft.commit(QUANTIZERS)
     elif not draft.resumed:
         draft.commit()
     quantizers = load_quantizers(draft.folder, model, config)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Array, Artifact, Draft, file_digest, files_of, found_part, writing
+from gnnlm.artifact import Array, Artifact, Draft, disk, file_digest, files_of, found_part, writing
 from gnnlm.config import IndexConfig
 from gnnlm.config.retrieval import ROWS_PER_CLUSTER
 from gnnlm.corpus.stream import Stream, part_name
@@ -176,8 +176,8 @@ def build_faiss_parts(
     file = draft.file(TRAINED)
     if not draft.resumed:
         for path in spread(draft.shards, partial(train_to, encoded, stream, config, seed), [Task("trained", TRAINED)]):
-            path.replace(file)
-            draft.commit()
+            disk.rename(path, file)
+            draft.commit(TRAINED)
     learned, segments = file_digest(file), zip(stream.segments, files_of(encoded, "train."), strict=True)
     inputs = [
         {"states": files.artifact.fingerprint, "text": text.fingerprint, "trained": learned, "metric": config.metric}
@@ -190,7 +190,7 @@ def build_faiss_parts(
     filled = spread(draft.shards, partial(fill_index, encoded, stream, config.metric, file), tasks)
 
     def moved(part: Draft, number: int) -> dict[str, Any]:
-        next(filled).replace(part.file("index.faiss"))
+        disk.rename(next(filled), part.file("index.faiss"))
         return {"rows": len(Rows.of(stream.segments[number]))}
 
     for number, name in enumerate(names):

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gnnlm.artifact import Artifact, Draft, State, plain, read_manifest, state_of, write_json, write_whole
+from gnnlm.artifact import Artifact, Draft, State, disk, plain, read_manifest, state_of, write_json, write_whole
 from gnnlm.artifact.place import settle
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError, GnnlmError
@@ -254,7 +254,7 @@ class Analysis:
                 draft.write_text(f"{table.name}.csv", table.csv())
             for figure in section.figures:
                 draft.write_text(f"{figure.name}.svg", svg_of(figure.figure))
-                draft.file(f"{figure.name}.png").write_bytes(png_of(figure.figure))
+                draft.write_bytes(f"{figure.name}.png", png_of(figure.figure))
             made = draft.finish({"seconds": time.monotonic() - began})
         say(f"{name}: {section.summary[0] if section.summary else 'done'}")
         return made
@@ -265,7 +265,7 @@ class Analysis:
         sections: list[Section] = [PARTS[name].show(result) for name, result in results.items()]
         absent = [self._absent(name, part) for name, part in PARTS.items() if name not in results]
         report = self.subject.report if "eval" in self.subject.stages else None
-        self.root.mkdir(exist_ok=True)
+        disk.make_directories(self.root)
         write_whole(self.page, page_of(self.subject.name, report, sections, absent))
         write_whole(self.root / MARKDOWN, markdown_of(self.subject.name, report, sections, absent))
         write_json(self.root / RESULTS, results)

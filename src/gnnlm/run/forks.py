@@ -7,7 +7,6 @@ they were interrupted and found done. One that was forked from other artifacts t
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gnnlm.artifact import plain, write_json
+from gnnlm.artifact import disk, plain, write_json
 from gnnlm.config import Config, changed, load_config
 from gnnlm.config.network import TrainConfig
 from gnnlm.errors import ArtifactError, ConfigError
@@ -131,13 +130,14 @@ class Forks:
             if not (path / RECORD).is_file():
                 raise ArtifactError(f"{path} was not made by gnnlm analyze; move it elsewhere")
             say(f"{variant.name}: the run has changed; its fork is made anew")
-            shutil.rmtree(path)
+            disk.remove_tree(path)
         beside = path.with_name(f".{path.name}.partial")
         if beside.exists():
-            shutil.rmtree(beside)
+            disk.remove_tree(beside)
         kept = self.run.fork(self.config(variant, beside))
         write_json(beside / RECORD, self._record(variant))
-        beside.rename(path)
+        disk.rename(beside, path)
+        disk.sync_directory(path.parent)
         say(f"{variant.name}: forked; {', '.join(kept)} are the run's")
 
 

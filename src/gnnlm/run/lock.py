@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gnnlm.artifact import disk
 from gnnlm.errors import ArtifactError
 
 LOCK = ".lock"
@@ -17,7 +18,7 @@ def locked(root: Path) -> Iterator[None]:
     """Lock a run directory, creating it if needed; refuse while another process holds the lock."""
     if root.exists() and not root.is_dir():
         raise ArtifactError(f"{root} is a file; name a directory (run: in the config)")
-    root.mkdir(parents=True, exist_ok=True)
+    disk.make_directories(root)
     with (root / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

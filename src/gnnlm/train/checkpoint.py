@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gnnlm.artifact import Draft, writing
-from gnnlm.errors import TrainingError
+from gnnlm.artifact import Draft, disk, writing
+from gnnlm.errors import ModelError, TrainingError
 from gnnlm.lm.tensors import load_tensors, save_tensors
 from gnnlm.train.task import Task
 
@@ -83,32 +83,42 @@ class Checkpoints:
         """Write a checkpoint next to the last one; the commit makes it the one to resume from."""
         record = self.record
         folder = _fresh(self.draft.file(f"checkpoint-{step}"))
-        with writing(folder):
-            save_tensors(self.task.model, folder / "model.safetensors")
-            save_file(self._optimizer_tensors(), folder / "optimizer.safetensors")
-            save_file(carried, folder / "carried.safetensors")
-            if record.best["step"] == step:
-                self.task.save(_fresh(self.draft.file(self.best.name)))
+        save_tensors(self.task.model, folder / "model.safetensors")
+        for name, tensors in (("optimizer", self._optimizer_tensors()), ("carried", carried)):
+            with writing(folder / f"{name}.safetensors"):
+                save_file(tensors, folder / f"{name}.safetensors")
+        new = [folder]
+        if record.best["step"] == step:
+            new.append(_fresh(self.draft.file(self.best.name)))
+            with writing(self.best):
+                self.task.save(self.best)
         record.checkpoint = step
         self.draft.notes.update(asdict(record))
-        self.draft.commit()
-        for pattern, kept in (("checkpoint-*", folder), ("best-*", self.best)):
-            for old in self.draft.folder.glob(pattern):
-                if old != kept:
-                    shutil.rmtree(old)
+        kept = {folder, self.best}
+        old = [path for kind in ("checkpoint-*", "best-*") for path in self.draft.folder.glob(kind) if path not in kept]
+        self.draft.commit(*(path.name for path in new), without=[path.name for path in old])
+        for path in old:
+            disk.remove_tree(path)
 
     def restore(self, place: Path) -> None:
         """Load the last checkpoint from the folder of the draft that saved it."""
         folder = place / f"checkpoint-{self.record.checkpoint}"
         if not folder.is_dir():
             raise TrainingError(f"{folder} is not there; a run directory must be on a disk that all processes share")
-        load_tensors(self.task.model, folder / "model.safetensors")
-        self.task.carry(load_file(folder / "carried.safetensors"))
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in load_file(folder / "optimizer.safetensors").items():
-            number, key = name.split(".", 1)
-            state.setdefault(int(number), {})[key] = tensor
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        try:
+            load_tensors(self.task.model, folder / "model.safetensors")
+            carried = load_file(folder / "carried.safetensors")
+            state: dict[int, dict[str, Tensor]] = {}
+            for name, tensor in load_file(folder / "optimizer.safetensors").items():
+                number, key = name.split(".", 1)
+                state.setdefault(int(number), {})[key] = tensor
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        except (ModelError, OSError, SafetensorError, ValueError, KeyError) as error:  # left by an older version
+            raise TrainingError(
+                f"the checkpoint {folder} cannot be read ({error}); delete {place} and run the same command again: "
+                "this training starts over"
+            ) from error
+        self.task.carry(carried)
 
     @property
     def best(self) -> Path:
@@ -129,6 +139,6 @@ def best_folder(draft: Draft, record: Record) -> Path:
 
 
 def _fresh(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    disk.remove_tree(folder)
+    disk.make_directory(folder)
     return folder

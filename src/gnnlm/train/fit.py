@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnnlm.artifact import Artifact, Draft
+from gnnlm.artifact import Artifact, Draft, disk
 from gnnlm.errors import Interrupted, TrainingError
 from gnnlm.progress import Track, clock, say, warn
 from gnnlm.train.checkpoint import Checkpoints, Entry, Record, best_folder
@@ -83,7 +82,7 @@ def finish(
         return draft.finish({}, files=())
     names = [path.name for path in sorted(fitted.best.iterdir())]
     for name in names:
-        shutil.copyfile(fitted.best / name, draft.file(name))
+        disk.copy(fitted.best / name, draft.file(name))
     draft.write_text("history.json", json.dumps(fitted.history, indent=1))
     return draft.finish({**fitted.facts, **(facts or {})}, files=(*names, "history.json", *beside))
 
@@ -264,14 +263,14 @@ class _Loop:
     def _begin_stopping(self) -> None:
         file = self.fitting.stop_file
         if file is not None and self.processes.first:
-            file.unlink(missing_ok=True)  # left over from another training
+            disk.remove_file(file)  # left over from another training
             say(f"{self.plan.label}: to stop early with the best step so far, create the file {file}")
 
     def _asked_to_stop(self) -> bool:
         file = self.fitting.stop_file
         if file is None or not self.processes.first or not file.exists():
             return False
-        file.unlink(missing_ok=True)
+        disk.remove_file(file)
         return True
 
     def _diverged(self, what: str, step: int) -> TrainingError:

@@ -131,12 +131,16 @@ class LMTask:
         self.save_to(path)
 
     def carried(self) -> dict[str, Tensor]:
+        if self.readings is not None and self.processes.first:
+            return {"readings": self.readings.kept()}
         if not isinstance(self.batches, Lanes):
             return {}
         lanes, past = self.batches.lanes, self.past or []
         return {f"past.{n}": self.processes.join_lines(t.contiguous(), lanes) for n, t in enumerate(past)}
 
     def carry(self, tensors: dict[str, Tensor]) -> None:
+        if (kept := tensors.pop("readings", None)) is not None and self.readings is not None and self.processes.first:
+            self.readings.check(kept)
         mine = [tensors[f"past.{n}"] for n in range(len(tensors))]
         self.past = [t[self.processes.share_of(len(t))].to(self.device) for t in mine] or None
 

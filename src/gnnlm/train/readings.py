@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from gnnlm.artifact import disk, npy_header, telling
 from gnnlm.datastore.encode import round_states
 from gnnlm.errors import TrainingError
 from gnnlm.train.data import Pieces
@@ -34,6 +36,8 @@ class FirstReadings:
         self._drops_out = drops_out(model)
         self._kept = range(int(settle * pieces.batches_in(0)), pieces.batches_in(0))
         self._path, self._shape = folder / UNREAD_STATES, (rows, output.in_features)
+        self._header = npy_header(self._shape, np.dtype(np.float16))
+        self._digests = torch.full((len(self._kept),), -1)  # of each batch's states; -1 for what was not read yet
         self._read: list[tuple[int, Tensor]] = []  # numbers of batches, and the states of this process's lines
 
     @contextmanager
@@ -62,18 +66,52 @@ class FirstReadings:
 
     def keep(self, processes: Processes) -> None:
         """Write the states of the batches that were read since the last call."""
-        read = [(self._pieces.bounds(number).tolist(), mine) for number, mine in self._read]
-        joined = [(bounds, processes.join_lines(mine, len(bounds)).numpy()) for bounds, mine in read]
+        read = [(number, self._pieces.bounds(number).tolist(), mine) for number, mine in self._read]
+        joined = [(number, bounds, processes.join_lines(mine, len(bounds)).numpy()) for number, bounds, mine in read]
         self._read = []
-        for bounds, states in joined if processes.first else ():
+        for number, bounds, states in joined if processes.first else ():
+            digest = 0
             for line, (begin, end) in enumerate(bounds):
-                self._file[begin:end] = states[line, : end - begin]
+                data = states[line, : end - begin].tobytes()
+                with telling(self._path):
+                    self._file.seek(self._place(begin))
+                    disk.write(self._file, data)
+                digest = zlib.crc32(data, digest)
+            self._digests[number - self._kept.start] = digest
+
+    def _place(self, position: int) -> int:
+        """The byte of the file at which a position's state begins."""
+        return len(self._header) + position * self._shape[1] * 2
 
     @cached_property
-    def _file(self) -> Any:
+    def _file(self) -> BinaryIO:
+        """Plain writes, not a memory map: a full disk is then an error that can be reported, not a crash."""
         if self._path.exists():
-            return np.lib.format.open_memmap(self._path, "r+")
-        return np.lib.format.open_memmap(self._path, "w+", np.float16, self._shape)
+            return self._path.open("r+b")
+        file = disk.create(self._path)
+        disk.write(file, self._header)
+        disk.truncate(file, self._place(self._shape[0]))
+        return file
+
+    def kept(self) -> Tensor:
+        """The digests of all that was kept so far, which now survives a crash."""
+        with telling(self._path):
+            disk.sync(self._file)
+        return self._digests.clone()
+
+    def check(self, kept: Tensor) -> None:
+        """Go on from what an earlier attempt has kept; refused if its states are not there as they were."""
+        for number, digest in zip(self._kept, kept.tolist(), strict=True):
+            found = 0
+            for begin, end in self._pieces.bounds(number).tolist() if digest >= 0 else ():
+                self._file.seek(self._place(begin))
+                found = zlib.crc32(self._file.read(self._place(end) - self._place(begin)), found)
+            if digest >= 0 and found != digest:
+                raise TrainingError(
+                    f"{self._path} has lost states that were kept for the GNN; delete {self._path.parent} and run the "
+                    "same command again: the fine-tuning starts over"
+                )
+        self._digests = kept.clone()
 
     def finish(self, batches: int) -> npt.NDArray[np.int64]:
         """The positions kept in the first `batches` batches, in order."""
@@ -83,7 +121,7 @@ class FirstReadings:
                 f"fine-tuning stopped after batch {batches}, but lm.finetune.settle keeps states for the GNN only from "
                 f"batch {self._kept.start + 1} on; train longer, or lower lm.finetune.settle"
             )
-        self._file.flush()
+        self._file.close()
         return np.sort(np.concatenate([np.arange(begin, end) for begin, end in np.concatenate(bounds).tolist()]))
 
 

@@ -49,7 +49,7 @@ def measure(subject: Subject, draft: Draft, valid: ScoredSplit, test: ScoredSpli
                 values = pair_scores(subject, texts["test"], test, mix)
                 draft.save(_file(pair, name), values.astype(np.float32))
             kept[pair] = {name: mix.as_dict() for name, mix in mixes.items()}
-            draft.commit()
+            draft.commit(*(_file(pair, name) for name in mixes))
     found: dict[str, Any] = {}
     for pair in PAPER:
         rows = {name: _row(subject, draft, pair, name) | {"mix": kept[pair][name]} for name in WEIGHED}
