@@ -22,7 +22,9 @@ EDGES: dict[str, set[str]] = {  # what each package imports of the others; the l
     "write": {"datastore", "lm", "predict", "retrieval"},
     "serve": {"answers", "book", "datastore", "evaluate", "lm", "predict", "retrieval", "run", "write"},
     "integrations": {"book", "datastore", "lm", "predict", "retrieval", "run", "write"},
-    "run": {"corpus", "datastore", "evaluate", "gnn", "graph", "lm", "predict", "retrieval", "train"},
+    "generation": set(),
+    "run": {"corpus", "datastore", "evaluate", "generation", "gnn", "graph", "lm", "predict", "retrieval", "train"},
+    "library": {"corpus", "datastore", "generation", "predict", "retrieval", "run"},
 }
 ONLY_IN = {
     "faiss": {"retrieval", "datastore"},  # search, and learning the codec

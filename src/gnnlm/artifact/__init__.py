@@ -25,11 +25,12 @@ from gnnlm.artifact.files import (
     writing,
 )
 from gnnlm.artifact.joined import Files, Joined, files_of, joined
-from gnnlm.artifact.manifest import PARTS, differences, fingerprint, manifest_fingerprint, plain, read_manifest
+from gnnlm.artifact.manifest import ADDED, PARTS, differences, fingerprint, manifest_fingerprint, plain, read_manifest
 from gnnlm.artifact.place import State, bytes_of, draft_path, state_of
 from gnnlm.artifact.reading import Array, Artifact
 
 __all__ = [
+    "ADDED",
     "PARTS",
     "Array",
     "ArrayWriter",

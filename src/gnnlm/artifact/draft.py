@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnlm.artifact.files import require_space, sha256, sync_directory, write_json, writing
-from gnnlm.artifact.manifest import MANIFEST, differences, make_manifest, plain, read_manifest, sealed
+from gnnlm.artifact.manifest import MANIFEST, differences, erased_files, make_manifest, plain, read_manifest, sealed
 from gnnlm.artifact.place import (
     JOURNAL,
     NAMES,
@@ -232,10 +232,10 @@ def make_part(
 
 
 def found_part(path: Path, inputs: Mapping[str, Any]) -> str | None:
-    """The fingerprint of a whole part that was made from these inputs; None if there is none."""
+    """The fingerprint of a whole part that was made from these inputs; None if there is none, or if it was erased."""
     for folder, trust in ((draft_path(path), True), (path, False)):
         with suppress(ArtifactError):  # not there, or damaged
-            if read_manifest(folder)["inputs"] == plain(dict(inputs)):
+            if read_manifest(folder)["inputs"] == plain(dict(inputs)) and not erased_files(folder):
                 return Artifact.open(folder, trust=trust).fingerprint
     return None
 

@@ -19,8 +19,10 @@ from typing import Any, Literal
 
 from gnnlm.artifact.files import sync_directory, write_json, writing
 from gnnlm.artifact.manifest import (
+    ERASED,
     MANIFEST,
     PARTS,
+    erased_files,
     listed_files,
     manifest_fingerprint,
     named_parts,
@@ -56,7 +58,7 @@ def draft_names(folder: Path) -> set[str]:
 def _own_names(folder: Path) -> tuple[set[str], set[str]]:
     """The names that are ours in a folder: of files, and of what may also be a folder."""
     named = listed_files(_read_json(folder / MANIFEST))
-    files = set() if named is None else {MANIFEST, *named}
+    files = set() if named is None else {MANIFEST, ERASED, *named}
     if not folder.name.endswith(".partial"):
         return files, set()
     drafted = draft_names(folder)
@@ -134,7 +136,10 @@ def _own_damage(path: Path) -> str:
         manifest = read_manifest(path)
     except ArtifactError as error:
         return str(error)
+    gone = erased_files(path)
     for name, entry in manifest["files"].items():
+        if name in gone:
+            continue
         try:
             size = (path / name).stat().st_size
         except FileNotFoundError:
@@ -168,7 +173,7 @@ def settle(path: Path) -> None:
         return
     for part in waiting:
         settle(part)
-    for name in sorted(draft_names(folder) - {MANIFEST, NAMES, *read_manifest(folder)["files"]}):
+    for name in sorted(draft_names(folder) - {MANIFEST, ERASED, NAMES, *read_manifest(folder)["files"]}):
         remove(folder / name)
         remove(folder / f"{name}.new")
     for name in (f"{MANIFEST}.new", f"{NAMES}.new", NAMES):
@@ -192,7 +197,8 @@ def link_artifact(source: Path, place: Path) -> None:
     manifest = read_manifest(source)
     for part in named_parts(manifest):
         link_artifact(source.parent / part, place.parent / part)
-    names = [*manifest["files"], MANIFEST]
+    gone = erased_files(source)
+    names = [*(name for name in manifest["files"] if name not in gone), MANIFEST, *([ERASED] if gone else [])]
     folder = draft_path(place)
     folder.mkdir(parents=True)
     write_json(folder / NAMES, names)

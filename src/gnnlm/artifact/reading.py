@@ -14,12 +14,14 @@ import numpy.typing as npt
 from gnnlm.artifact.files import sha256
 from gnnlm.artifact.manifest import (
     MANIFEST,
+    erased_files,
     manifest_fingerprint,
     named_parts,
     other_part,
     parse_manifest,
     read_manifest,
     rebuild_command,
+    run_of,
 )
 from gnnlm.errors import ArtifactError
 
@@ -56,13 +58,16 @@ class Artifact:
         if verify:
             artifact.verify(trust)
         artifact._unverified.clear()
-        parts = []
-        for name, fingerprint in named_parts(artifact.manifest).items():
-            part = cls._opened(path.parent / name)
-            if part.fingerprint != fingerprint:
-                raise ArtifactError(other_part(part.path, path))
-            parts.append(part)
-        return replace(artifact, parts=tuple(parts))
+        named = named_parts(artifact.manifest).items()
+        return replace(artifact, parts=tuple(cls.open_part(path.parent / name, found, path) for name, found in named))
+
+    @classmethod
+    def open_part(cls, path: Path, fingerprint: str, whole: Path) -> Artifact:
+        """Open a part of what is at `whole`; its files are verified when each is first read."""
+        part = cls._opened(path)
+        if part.fingerprint != fingerprint:
+            raise ArtifactError(other_part(part.path, whole))
+        return part
 
     @classmethod
     def _opened(cls, path: Path) -> Artifact:
@@ -74,7 +79,8 @@ class Artifact:
         try:
             with _opened(folder, path, MANIFEST) as file:
                 manifest = parse_manifest(file.read(), path)
-            files = {name: _opened(folder, path, name) for name in manifest["files"]}
+            gone = erased_files(path)
+            files = {name: _opened(folder, path, name) for name in manifest["files"] if name not in gone}
         finally:
             os.close(folder)
         for name, file in files.items():
@@ -94,6 +100,11 @@ class Artifact:
 
     def _file(self, name: str) -> BinaryIO:
         """An open file, verified at its first use."""
+        if name not in self._files and name in self.manifest["files"]:
+            raise ArtifactError(
+                f"{self.path / name} was erased (see gnnlm history {run_of(self.path)}); serving does not need it, but "
+                "this does: build another run from the text that is left"
+            )
         if name in self._unverified:
             self._verify(name)
         return self._files[name]

@@ -122,7 +122,7 @@ class Drafter:
         """The store's positions by what precedes them; sorted at first use."""
         if self._suffixes is None:
             small = len(self.store) <= LARGEST_STORE
-            self._suffixes = [SuffixIndex(s.tokens_P.numpy()) for s in self.store.segments] if small else []
+            self._suffixes = [SuffixIndex(s.live_tokens_P.numpy()) for s in self.store.segments] if small else []
         return self._suffixes
 
     def draft(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor, chances: Chances) -> Draft:
