@@ -17,13 +17,13 @@ from gnnlm.datastore.filter import Names, open_documents
 from gnnlm.engine import HERE, Engine
 from gnnlm.errors import ConfigError, CorpusError
 from gnnlm.gnn.model import Watched
-from gnnlm.opened import Opened
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past
 from gnnlm.predict.texts import Job, Text, batches, tokenized
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.neighbours import Neighbours
 from gnnlm.run import Run
+from gnnlm.run.opened import Opened
 from gnnlm.write.request import Pen, Stream, request
 from gnnlm.write.sources import Generation
 

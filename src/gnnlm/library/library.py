@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from gnnlm.artifact import ADDED
 from gnnlm.config import load_config
@@ -33,6 +34,12 @@ from gnnlm.run.serving import as_built, check_trained, trained_of
 
 MANY = 16  # segments from which on compacting is advised: every search goes through all of them
 FOLDER_TAG = "folder:"  # the tag of documents that a folder is synchronised with
+
+
+class Reader(Protocol):
+    """Something that is open at a generation, such as a book."""
+
+    def refresh(self) -> bool: ...
 
 
 class Library:
@@ -136,12 +143,15 @@ class Library:
                 self._check_removing("sync")
             return writing.change(new, gone, [tag])
 
-    def compact(self, *, erase: bool = False, wait: float = 10.0) -> Change:
+    def compact(self, *, erase: bool = False, wait: float = 10.0, readers: Iterable[Reader] = ()) -> Change:
         """Merge small segments, and leave removed documents out; states are copied, never encoded again.
 
         With `erase`, every file that holds removed documents is deleted, and the run is searched for what is left of
         them. Readers of older generations are waited for this many seconds; if they stay, erasing is refused.
+        `readers` are books of this process, which move on to the new generation in between.
         """
+        if erase:
+            self._check_removing("erase")
         with self._writing("compact", tidy=not erase) as writing:
             made = compacted(self.run, writing.now, self._maker, writing.number)
             if made is not None:
@@ -150,7 +160,8 @@ class Library:
             if not erase:
                 remove_unreferenced(self.run.root, writing.now)
                 return change
-            self._check_removing("erase")
+            for reader in readers:
+                reader.refresh()
             erased = erase_unreferenced(self.run, writing.now, wait)
             return Erased(
                 change.generation, (), (), change.rows, writing.seconds, (), erased.names, erased.searched,

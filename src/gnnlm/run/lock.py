@@ -44,20 +44,29 @@ def locked(root: Path) -> Iterator[None]:
                 f"{holder} has locked {root}, and cannot be asked from here whether it still runs; wait for it, or, if "
                 f"it has ended, delete {root / LOCK}"
             )
-        _write(file.fileno(), json.dumps(Holder.here().as_json()))
+        ours = (
+            not (root / LOCK).stat().st_size or _named(root) is not None
+        )  # any other file of this name stays as it is
+        if ours:
+            _write(file.fileno(), json.dumps(Holder.here().as_json()))
         try:
             yield
         finally:
-            _write(file.fileno(), "")
+            if ours:
+                _write(file.fileno(), "")
 
 
 def _holder(root: Path) -> Holder | None:
     """Who holds the lock by its file; None if nobody does, or if it was left by a process that has ended."""
+    holder = _named(root)
+    return None if holder is None or holder.is_gone else holder
+
+
+def _named(root: Path) -> Holder | None:
     try:
-        holder = Holder.of(json.loads((root / LOCK).read_bytes()))
+        return Holder.of(json.loads((root / LOCK).read_bytes()))
     except (OSError, ValueError):
         return None
-    return None if holder is None or holder.is_gone else holder
 
 
 def _write(number: int, text: str) -> None:

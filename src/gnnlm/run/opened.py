@@ -8,7 +8,7 @@ from gnnlm.engine import HERE, Engine
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Lease, current_number, pinned
 from gnnlm.predict.open_book import OpenBook, Reading
-from gnnlm.run import Run
+from gnnlm.run.run import Run
 from gnnlm.run.serving import Serving, check_trained, trained_of
 
 
