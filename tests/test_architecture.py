@@ -20,7 +20,7 @@ EDGES: dict[str, set[str]] = {  # what each package imports of the others; the l
     "train": {"corpus", "datastore", "gnn", "graph", "lm", "predict"},
     "evaluate": {"corpus", "datastore", "gnn", "lm", "predict", "retrieval"},
     "write": {"datastore", "lm", "predict", "retrieval"},
-    "serve": {"answers", "book", "datastore", "evaluate", "lm", "predict", "retrieval", "run", "write"},
+    "serve": {"answers", "book", "datastore", "evaluate", "library", "lm", "predict", "retrieval", "run", "write"},
     "integrations": {"book", "datastore", "lm", "predict", "retrieval", "run", "write"},
     "generation": set(),
     "run": {"corpus", "datastore", "evaluate", "generation", "gnn", "graph", "lm", "predict", "retrieval", "train"},

@@ -40,6 +40,15 @@ class Book:
         """The generation of the run's store that is open: 0 is the run as it was built."""
         return 0 if self._opened is None else self._opened.generation
 
+    @property
+    def run(self) -> Run | None:
+        """The run that the book was opened from; None for one in memory."""
+        return None if self._opened is None else self._opened.run
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a document of this name can be looked up."""
+        return name in self._numbers
+
     def refreshed(self) -> Book:
         """A book of the generation that the run serves now; this one, if that is the one it has open."""
         opened = None if self._opened is None else self._opened.moved_on()

@@ -28,6 +28,7 @@ from gnnlm.write.writing import Order, Scored, Writing
 
 log = logging.getLogger("gnnlm.serve")
 Answer = TypeVar("Answer")
+LOOK = 1.0  # seconds between two looks at what is no longer needed
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,16 @@ class Going:
 class Worker:
     """Writes for all requests of a server."""
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
-        self._limits, self._metrics = limits, metrics
+    def __init__(self, limits: Limits, metrics: Metrics, look: Callable[[], None] = lambda: None) -> None:
+        """`look` is called now and then while there is nothing to answer."""
+        self._limits, self._metrics, self._look = limits, metrics, look
         self._changed = threading.Condition()  # guards what all threads see
         self._waiting: deque[Asked] = deque()
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._running: set[Asked] = set()
         self._draining = self._stopping = False
         self._calling = False
-        self._writers: dict[tuple[str, str], Writer] = {}  # from here on, the writing thread's own
+        self._writers: dict[tuple[Served, str], Writer] = {}  # from here on, the writing thread's own
         self._going: dict[Writing, Going] = {}
         self._threads = [
             threading.Thread(target=work, name=f"gnnlm-{name}", daemon=True)
@@ -199,9 +201,8 @@ class Worker:
         while self._wait():
             self._end_some()
             self._admit()
-            for key, writer in list(self._writers.items()):
-                if writer.busy:
-                    self._step(key, writer)
+            self._step_all()
+            self._drop_outdated()
             self._metrics.waiting.set(len(self._waiting))
             self._metrics.active.set(len(self._going))
         for asked in list(self._running):
@@ -211,20 +212,27 @@ class Worker:
         """Wait for something to do; false if there will be nothing more."""
         with self._changed:
             while not (self._stopping or self._running):
-                self._changed.wait()
+                self._changed.wait(LOOK)
+                self._drop_outdated()
             return not self._stopping
+
+    def _drop_outdated(self) -> None:
+        """Close generations that no text is written from any more."""
+        for run, predictor in list(self._writers):
+            if run.outdated and not self._writers[run, predictor].busy:
+                del self._writers[run, predictor]
 
     def _answer(self) -> None:
         """Answer calls one after the other."""
         while True:
             with self._changed:
                 self._calling = False
-                while not (self._stopping or self._calls):
-                    self._changed.wait()
+                if not (self._stopping or self._calls):
+                    self._changed.wait(LOOK)
                 if self._stopping:
                     break
-                self._calling = True
-                future, work = self._calls.popleft()
+                self._calling = bool(self._calls)
+                future, work = self._calls.popleft() if self._calls else (Future[Any](), self._look)
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
@@ -262,7 +270,7 @@ class Worker:
                 self._waiting.popleft()
                 if asked.begun + 1 < len(asked.prompts):
                     self._waiting.append(asked)
-            key = asked.run.name, asked.order.predictor
+            key = asked.run, asked.order.predictor
             if key not in self._writers:
                 self._writers[key] = asked.run.book.pen.writer(asked.order.predictor)
             prompt = asked.prompts[asked.begun]
@@ -271,7 +279,12 @@ class Worker:
             asked.begun += 1
             self._metrics.prompt_tokens.labels(asked.model).inc(len(prompt))
 
-    def _step(self, key: tuple[str, str], writer: Writer) -> None:
+    def _step_all(self) -> None:
+        for key, writer in list(self._writers.items()):
+            if writer.busy:
+                self._step(key, writer)
+
+    def _step(self, key: tuple[Served, str], writer: Writer) -> None:
         try:
             written = writer.step()
             self._metrics.steps.inc()
@@ -287,7 +300,7 @@ class Worker:
     def _deliver(self, writings: Sequence[Writing]) -> None:
         """Tell the requests what is new of these texts."""
         news = [(writing, self._going[writing]) for writing in writings if writing in self._going]
-        for _, same in itertools.groupby(sorted(news, key=lambda one: one[1].asked.run.name), _run_name):
+        for _, same in itertools.groupby(sorted(news, key=_run_of), _run_of):
             parts = [
                 (writing, going, places) for writing, going in same if (places := _new(writing, going)) is not None
             ]
@@ -355,8 +368,8 @@ class Worker:
                 self._waiting.remove(asked)
 
 
-def _run_name(one: tuple[Writing, Going]) -> str:
-    return one[1].asked.run.name
+def _run_of(one: tuple[Writing, Going]) -> int:
+    return id(one[1].asked.run)
 
 
 def _new(writing: Writing, going: Going) -> range | None:
