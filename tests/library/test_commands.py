@@ -65,7 +65,7 @@ def test_a_folder_is_watched(root: Path, write: Callable[..., Path]) -> None:
     ("arguments", "message"),
     [
         (("add", "{run}", "{run}/nowhere.txt"), "does not exist"),
-        (("add", "{run}", "{tmp}/empty"), "no text"),
+        (("add", "{run}", "{tmp}/empty"), "holds no file"),
         (("add", "{run}", "{tmp}/binary.txt"), "is not utf-8"),
         (("add", "{run}", "{tmp}/a", "{tmp}/b"), "2 of the documents are named 'x.txt'"),
         (("add", "{run}", "{tmp}/a", "--tag", "a*"), "expected a tag such as manual"),
@@ -75,7 +75,7 @@ def test_a_folder_is_watched(root: Path, write: Callable[..., Path]) -> None:
         (("remove", "{run}", "tag:none"), "'tag:none'"),
         (("replace", "{run}", "{tmp}/a"), "no document named 'x.txt' to replace; use add"),
         (("sync", "{run}", "{tmp}/binary.txt"), "is not a folder"),
-        (("sync", "{run}", "{tmp}/empty"), "no text"),
+        (("sync", "{run}", "{tmp}/empty"), "holds no file"),
         (("documents", "{run}", "nothing"), "no document of the store is named"),
         (("history", "{tmp}/empty"), "config"),
     ],
