@@ -20,9 +20,23 @@ EDGES: dict[str, set[str]] = {  # what each package imports of the others; the l
     "train": {"corpus", "datastore", "gnn", "graph", "lm", "predict"},
     "evaluate": {"corpus", "datastore", "gnn", "lm", "predict", "retrieval"},
     "write": {"datastore", "lm", "predict", "retrieval"},
-    "serve": {"answers", "book", "corpus", "datastore", "evaluate", "lm", "predict", "retrieval", "run", "write"},
+    "serve": {
+        "answers",
+        "book",
+        "corpus",
+        "datastore",
+        "evaluate",
+        "library",
+        "lm",
+        "predict",
+        "retrieval",
+        "run",
+        "write",
+    },
     "integrations": {"book", "datastore", "lm", "predict", "retrieval", "run", "write"},
-    "run": {"corpus", "datastore", "evaluate", "gnn", "graph", "lm", "predict", "retrieval", "train"},
+    "generation": set(),
+    "run": {"corpus", "datastore", "evaluate", "generation", "gnn", "graph", "lm", "predict", "retrieval", "train"},
+    "library": {"corpus", "datastore", "generation", "predict", "retrieval", "run"},
 }
 ONLY_IN = {
     "faiss": {"retrieval", "datastore"},  # search, and learning the codec

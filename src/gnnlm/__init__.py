@@ -5,6 +5,7 @@
     book.score("Return a new list.")       # log-probabilities under the four predictors
     book.neighbors("Return a new list.")   # what each token looked up, and where that text is
     book.generate("Return a new")          # a continuation, with a source for every word
+    gnnlm.Library("runs/demo").add("notes.txt")  # one more document; book.refresh() sees it
     lm = gnnlm.load_lm("runs/x/lm")        # a base model alone: encode(tokens), log_probs(states)
 
 Importing this package is light: nothing heavy is imported before it is used.
@@ -18,15 +19,17 @@ from gnnlm.errors import GnnlmError
 
 if TYPE_CHECKING:
     from gnnlm.book import Book, open_book as open  # noqa: I001
+    from gnnlm.library.library import Library
     from gnnlm.lm.load import load_lm
     from gnnlm.predict.pointers import Pointers
 
-__all__ = ["Book", "GnnlmError", "Pointers", "load_lm", "open"]
+__all__ = ["Book", "GnnlmError", "Library", "Pointers", "load_lm", "open"]
 __version__ = "0.2.0"
 
 _LAZY = {
     "Book": ("gnnlm.book", "Book"),
     "open": ("gnnlm.book", "open_book"),
+    "Library": ("gnnlm.library.library", "Library"),
     "Pointers": ("gnnlm.predict.pointers", "Pointers"),
     "load_lm": ("gnnlm.lm.load", "load_lm"),
 }

@@ -102,10 +102,11 @@ class Attention:
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """A document of the store."""
+    """A document of the store, and its tags."""
 
     name: str
     tokens: int
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ from gnnlm.engine import HERE, Engine
 from gnnlm.errors import ConfigError, CorpusError
 from gnnlm.explain import influence, watched
 from gnnlm.predict.attach import Attachments, attached, taken
-from gnnlm.predict.open_book import BLOCK, OpenBook, Past, Reading
+from gnnlm.predict.open_book import BLOCK, OpenBook, Past
 from gnnlm.predict.own import with_text
 from gnnlm.predict.texts import Job, Text, batches, scored, tokenized
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.neighbours import Neighbours
 from gnnlm.run import Run
+from gnnlm.run.opened import Opened
 from gnnlm.write.request import Pen, Stream, request
 from gnnlm.write.sources import Generation
 
@@ -32,11 +33,42 @@ from gnnlm.write.sources import Generation
 class Book:
     """An open-book model for texts. `gnnlm.open(run)` makes one from a finished run."""
 
-    def __init__(self, model: OpenBook, origin: str = "in memory") -> None:
-        self.model, self.origin = model, origin
+    def __init__(self, model: OpenBook, origin: str = "in memory", opened: Opened | None = None) -> None:
+        """`opened` is what the book was opened from, if it can move on from there."""
+        self.model, self.origin, self._opened = model, origin, opened
+
+    @property
+    def generation(self) -> int:
+        """The generation of the run's store that is open: 0 is the run as it was built."""
+        return 0 if self._opened is None else self._opened.generation
+
+    @property
+    def run(self) -> Run | None:
+        """The run that the book was opened from; None for one in memory."""
+        return None if self._opened is None else self._opened.run
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a document of this name can be looked up."""
+        return name in self._numbers
+
+    def refreshed(self) -> Book:
+        """A book of the generation that the run serves now; this one, if that is the one it has open."""
+        opened = None if self._opened is None else self._opened.moved_on()
+        return self if opened is None else Book(opened.model(), self.origin, opened)
+
+    def refresh(self) -> bool:
+        """Move on to the generation that the run serves now; returns whether there was a new one."""
+        book = self.refreshed()
+        if book is self:
+            return False
+        for name, kind in vars(Book).items():
+            if isinstance(kind, cached_property):
+                self.__dict__.pop(name, None)
+        self.model, self._opened = book.model, book._opened
+        return True
 
     def __repr__(self) -> str:
-        rows, documents = len(self.model.index), len(self.model.store.names)
+        rows, documents = len(self.model.index), len(self.model.store.live)
         names = ", ".join(self.predictors)
         return f"<gnnlm.Book {self.origin}: {rows:,} rows of {documents:,} documents; predictors {names}>"
 
@@ -48,8 +80,12 @@ class Book:
     @cached_property
     def documents(self) -> list[StoredDocument]:
         """The documents of the store, in its order."""
-        sizes = (self.model.store.document_starts.diff() - 1).tolist()
-        return [StoredDocument(name, size) for name, size in zip(self.model.store.names, sizes, strict=True)]
+        store, tags = self.model.store, dict[int, list[str]]()
+        sizes = (store.document_starts.diff() - 1).tolist()
+        for tag, numbers in sorted(store.tags.items()):
+            for number in numbers:
+                tags.setdefault(number, []).append(tag)
+        return [StoredDocument(store.names[n], sizes[n], tuple(tags.get(n, ()))) for n in store.live]
 
     def document(self, name: str) -> DocumentText:
         """The whole text of a document of the store."""
@@ -60,7 +96,7 @@ class Book:
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.model.store.names)}
+        return {self.model.store.names[number]: number for number in self.model.store.live}
 
     def attached(self, documents: Attachments) -> Session:
         """This book with more documents, which are looked up beside the store's and never written to disk.
@@ -109,9 +145,10 @@ class Book:
         """The log-probability of every token, by predictor, of one text or many.
 
         A pair (context, continuation) scores the continuation as it follows the context; each is a text or a list of
-        token ids. `only` and `exclude` name the documents of the store (or globs of names) that may or may not be
-        looked up; `attach` names files that are looked up too: see `attached`. With `own_past`, each text looks up
-        what it said before, as far as the base model no longer sees it; it is cited as `own:text`.
+        token ids. `only` and `exclude` name the documents of the store that may or may not be looked up: names, globs
+        of names, or `tag:T` for those with a tag. `attach` names files that are looked up too: see `attached`. With
+        `own_past`, each text looks up what it said before, as far as the base model no longer sees it; it is cited as
+        `own:text`.
         """
         if attach is not None:
             return self.attached(attach).score(
@@ -318,7 +355,7 @@ class Book:
         if only is None and exclude is None:
             return None
         store = self.model.store
-        numbers = open_documents(store.names, only, exclude)
+        numbers = open_documents(store.names, only, exclude, store.live, store.tags)
         if not len(numbers):
             warn("only and exclude leave no document to look up: every predictor predicts without neighbours")
         open_D = torch.zeros(len(store.names), dtype=torch.bool)
@@ -365,9 +402,5 @@ def open_book(path: str | Path, engine: Engine = HERE) -> Book:
 
 def book_of(run: Run, engine: Engine = HERE) -> Book:
     """The book of a run."""
-    run.open_all()  # refuses an unfinished or stale run before anything is loaded
-    run.use(engine)
-    config, parts = run.config, run.parts
-    lm, store = config.lm, config.store
-    reading = Reading(lm.window, lm.context, store.key, store.dtype, lm.whole_lines)
-    return Book(OpenBook(parts.lm, parts.store, parts.index, parts.predictor, reading), str(run.root))
+    opened = Opened.open(run, engine)
+    return Book(opened.model(), str(run.root), opened)

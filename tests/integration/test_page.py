@@ -487,6 +487,41 @@ def test_asks_for_a_key(visit: Visiting, served: Runs) -> None:
         assert "right-key-1" not in page.evaluate("JSON.stringify(localStorage) + document.cookie + location.href")
 
 
+def test_documents_are_added_and_removed_with_a_key(visit: Visiting, run: Run, tmp_path: Path) -> None:
+    root = shutil.copytree(run.root, tmp_path / "tiny")
+    with serving(open_runs([root]), LIMITS, ("right-key-1",)) as (address, _):
+        seen = visit(address)
+        page = seen.page
+        page.fill("#key-value", "right-key-1")
+        page.keyboard.press("Enter")
+        seen.ready()
+        page.click("nav a[href='#documents']")
+        page.wait_for_selector("#documents-list li")
+        page.click("#add summary")
+        for markup in ("<b>note</b>", "other"):
+            page.fill("#add-name", markup)
+            page.fill("#add-tags", "manual, new")
+            page.fill("#add-text", "gal pomo sip tus <i>text</i> of its own.")
+            page.click("#add-form button")
+            until(page, "document.querySelector('#add-name').value === ''")
+        assert "Generation 2: added 1, removed 0" in page.locator("#change-note").text_content()
+        mine = page.locator("#documents-list li", has_text="<b>note</b>")
+        mine.get_by_role("button", name="Look up only documents with the tag manual").click()
+        assert "tag:manual" in page.locator("#filter").text_content()
+        mine.locator(".link").click()
+        until(page, "document.querySelector('#document .document').textContent.includes('<i>text</i>')")
+        page.fill("#add-name", "other")
+        page.fill("#add-text", "sip sip")
+        page.click("#add-form button")
+        until(page, "document.querySelector('#change-note').textContent.includes('use replace')")
+        page.check("#add-replace")
+        page.click("#add-form button")
+        until(page, "document.querySelector('#change-note').textContent.startsWith('Generation 3')")
+        mine.get_by_role("button", name="Remove <b>note</b>").click()
+        until(page, "document.querySelector('#change-note').textContent.startsWith('Generation 4')")
+        assert mine.count() == 0
+
+
 # -- for everybody ---------------------------------------------------------------------------------------------
 
 

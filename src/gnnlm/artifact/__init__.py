@@ -31,6 +31,7 @@ from gnnlm.artifact.files import (
 )
 from gnnlm.artifact.joined import Files, Joined, files_of, joined
 from gnnlm.artifact.manifest import (
+    ADDED,
     PARTS,
     differences,
     draft_path,
@@ -43,6 +44,7 @@ from gnnlm.artifact.place import State, bytes_of, state_of
 from gnnlm.artifact.reading import Artifact
 
 __all__ = [
+    "ADDED",
     "PARTS",
     "Array",
     "ArrayWriter",

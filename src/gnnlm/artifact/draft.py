@@ -22,6 +22,7 @@ from gnnlm.artifact.manifest import (
     MANIFEST,
     differences,
     draft_path,
+    erased_files,
     fingerprint,
     make_manifest,
     plain,
@@ -284,13 +285,13 @@ def make_part(
 
 
 def found_part(path: Path, inputs: Mapping[str, Any]) -> str | None:
-    """The fingerprint of a whole part that was made from these inputs; None if there is none."""
+    """The fingerprint of a whole part that was made from these inputs; None if there is none, or if it was erased."""
     places = [(path, False)]
     if is_finished(path):
         places.insert(0, (draft_path(path), True))
     for folder, trust in places:
         with suppress(ArtifactError):  # not there, or damaged
-            if read_manifest(folder)["inputs"] == plain(dict(inputs)):
+            if read_manifest(folder)["inputs"] == plain(dict(inputs)) and not erased_files(folder):
                 return Artifact.open(folder, trust=trust).fingerprint
     return None
 

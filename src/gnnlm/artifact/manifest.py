@@ -14,6 +14,8 @@ from gnnlm.errors import ArtifactError
 FORMAT = 2
 MANIFEST = "manifest.json"
 PARTS = "segments"  # the folder of a run directory that holds the parts of its artifacts
+ADDED = "added"  # the folder that holds segments which were made after the run was built
+ERASED = "erased.json"  # stands in an artifact some of whose files were erased for good, and names them
 SHOWN = 3  # names that a message lists before it counts the rest
 
 
@@ -127,6 +129,8 @@ def named_parts(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 def rebuild_command(path: Path) -> str:
     """The command that rebuilds the artifact at `path`."""
+    if path.parent.parent.name == ADDED:
+        return f"gnnlm renew {shlex.quote(str(run_of(path)))}"
     return f"gnnlm run {shlex.quote(str(run_of(path)))} --rebuild"
 
 
@@ -136,7 +140,16 @@ def run_of(path: Path) -> Path:
     >>> run_of(Path("runs/mine/store")), run_of(Path("runs/mine/segments/0000/states"))
     (PosixPath('runs/mine'), PosixPath('runs/mine'))
     """
-    return path.parents[2] if path.parent.parent.name == PARTS else path.parent
+    return path.parents[2] if path.parent.parent.name in (PARTS, ADDED) else path.parent
+
+
+def erased_files(path: Path) -> frozenset[str]:
+    """The files of the artifact at `path` that were erased for good; its manifest still tells what they were."""
+    try:
+        names = json.loads((path / ERASED).read_bytes())["files"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return frozenset()
+    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
 
 
 def other_part(part: Path, path: Path) -> str:

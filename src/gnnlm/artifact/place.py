@@ -25,9 +25,11 @@ from typing import Any, Literal
 from gnnlm.artifact import disk
 from gnnlm.artifact.files import telling, write_json
 from gnnlm.artifact.manifest import (
+    ERASED,
     MANIFEST,
     PARTS,
     draft_path,
+    erased_files,
     listed_files,
     manifest_fingerprint,
     named_parts,
@@ -58,7 +60,7 @@ def draft_names(folder: Path) -> set[str]:
 def _own_names(folder: Path) -> tuple[set[str], set[str]]:
     """The names that are ours in a folder: of files, and of what may also be a folder."""
     named = listed_files(_read_json(folder / MANIFEST))
-    files = set() if named is None else {MANIFEST, *named}
+    files = set() if named is None else {MANIFEST, ERASED, *named}
     built = folder.name.endswith(".partial")
     if named is None and not built:
         return files, set()
@@ -131,7 +133,10 @@ def _own_damage(path: Path) -> str:
     except ArtifactError as error:
         return str(error)
     place = standing(path)
+    gone = erased_files(path)
     for name, entry in manifest["files"].items():
+        if name in gone:
+            continue
         try:
             size = (place / name).stat().st_size
         except FileNotFoundError:
@@ -205,7 +210,7 @@ def _tidy_place(place: Path) -> None:
     if not (place / MANIFEST).is_file():
         return
     if (place / NAMES).is_file():
-        for name in sorted(draft_names(place) - {MANIFEST, NAMES, *read_manifest(place)["files"]}):
+        for name in sorted(draft_names(place) - {MANIFEST, ERASED, NAMES, *read_manifest(place)["files"]}):
             disk.remove_tree(place / name)
         for name in sorted(draft_names(place)):
             disk.remove_file(place / f"{name}.new")
@@ -222,10 +227,12 @@ def link_artifact(source: Path, place: Path) -> None:
     manifest = read_manifest(source)
     for part in named_parts(manifest):
         link_artifact(source.parent / part, place.parent / part)
+    gone = erased_files(source)
+    names = [name for name in manifest["files"] if name not in gone] + ([ERASED] if gone else [])
     folder = draft_path(place)
     disk.make_directory(folder)
-    write_json(folder / NAMES, [*manifest["files"], MANIFEST])
-    for name in manifest["files"]:
+    write_json(folder / NAMES, [*names, MANIFEST])
+    for name in names:
         _link(source / name, folder / name)
     disk.sync_directory(folder)
     _link(source / MANIFEST, folder / MANIFEST)

@@ -17,6 +17,7 @@ from gnnlm.artifact import blocks
 from gnnlm.artifact.blocks import Array, Blocks, CheckedArray
 from gnnlm.artifact.manifest import (
     MANIFEST,
+    erased_files,
     manifest_fingerprint,
     named_parts,
     old_path,
@@ -25,6 +26,7 @@ from gnnlm.artifact.manifest import (
     places,
     read_manifest,
     rebuild_command,
+    run_of,
 )
 from gnnlm.errors import ArtifactError
 
@@ -60,7 +62,8 @@ class Artifact:
             there = _identity(path)
             try:
                 artifact = cls._opened(path)
-                parts = [cls._part(path, name, found) for name, found in named_parts(artifact.manifest).items()]
+                named = named_parts(artifact.manifest).items()
+                parts = [cls.open_part(path.parent / name, found, path) for name, found in named]
                 break
             except ArtifactError:
                 if _identity(path) == there:
@@ -71,15 +74,18 @@ class Artifact:
         return replace(artifact, parts=tuple(parts))
 
     @classmethod
-    def _part(cls, path: Path, name: str, fingerprint: str) -> Artifact:
-        """A part of the artifact at `path`; it is beside its place while a build replaces the artifact."""
-        place, failed = path.parent / name, list[ArtifactError]()
+    def open_part(cls, place: Path, fingerprint: str, whole: Path) -> Artifact:
+        """Open a part of what is at `whole`; its files are verified when each is first read.
+
+        It is beside its place while a build replaces the artifact that it belongs to.
+        """
+        failed: list[ArtifactError] = []
         for folder in (*places(place), place):
             try:
                 part = cls._opened(place, folder)
                 if part.fingerprint == fingerprint:
                     return part
-                failed.append(ArtifactError(other_part(place, path)))
+                failed.append(ArtifactError(other_part(place, whole)))
             except ArtifactError as error:
                 failed.append(error)
         raise failed[-1]
@@ -93,7 +99,8 @@ class Artifact:
         try:
             with _opened(folder, path, MANIFEST) as file:
                 manifest = parse_manifest(file.read(), path)
-            files = {name: _opened(folder, path, name) for name in manifest["files"]}
+            gone = erased_files(path)
+            files = {name: _opened(folder, path, name) for name in manifest["files"] if name not in gone}
         finally:
             os.close(folder)
         for name, file in files.items():
@@ -126,6 +133,11 @@ class Artifact:
 
     def _file(self, name: str) -> BinaryIO:
         """An open file, verified at its first use; a large one is left to its blocks."""
+        if name not in self._files and name in self.manifest["files"]:
+            raise ArtifactError(
+                f"{self.path / name} was erased (see gnnlm history {run_of(self.path)}); serving does not need it, but "
+                "this does: build another run from the text that is left"
+            )
         if name in self._unverified:
             self._verify(name)
         return self._files[name]

@@ -14,6 +14,7 @@ from rich.table import Table
 from gnnlm import __version__
 from gnnlm.artifact import State, human_bytes
 from gnnlm.cli.analyze import analyze
+from gnnlm.cli.documents import add, compact, documents, history, remove, renew, replace, sync
 from gnnlm.cli.harness import eval_harness
 from gnnlm.cli.lm import lm
 from gnnlm.cli.options import (
@@ -30,7 +31,7 @@ from gnnlm.cli.options import (
     out,
 )
 from gnnlm.cli.plan import plan
-from gnnlm.cli.reports import open_report, print_json, show_examples, show_report
+from gnnlm.cli.reports import generation_line, open_report, print_json, show_examples, show_report
 from gnnlm.cli.serve import serve
 from gnnlm.cli.stages import add_stage_commands
 from gnnlm.cli.use import neighbors, score
@@ -76,6 +77,8 @@ app.command()(analyze)
 app.command()(serve)
 app.command()(eval_harness)
 app.command()(plan)
+for command in (add, remove, replace, sync, compact, renew, documents, history):
+    app.command()(command)
 
 
 @app.command()
@@ -111,6 +114,8 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
         rows[name] = {"state": state, "bytes": size, "why": why}
         table.add_row(name, state, human_bytes(size) if size else "", stage.folder, why)
     out.print(table)
+    if (line := generation_line(made)) is not None:
+        out.print(line, soft_wrap=True, markup=False)
     for line in preset_words(made.config):
         out.print(line, soft_wrap=True, markup=False)
     if as_json:

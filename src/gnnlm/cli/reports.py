@@ -27,8 +27,28 @@ def show_report(made: Run, as_json: bool) -> None:
     out.print(
         f"Report and figures: {made.path('eval')}/report.md, report.json, {figures}", soft_wrap=True, markup=False
     )
+    if (line := generation_line(made)) is not None:
+        out.print(line, soft_wrap=True, markup=False)
     if as_json:
         print_json(made)
+
+
+def generation_line(made: Run) -> str | None:
+    """What the run serves now, if documents have come or gone since it was built."""
+    from gnnlm.artifact import read_manifest
+    from gnnlm.artifact.manifest import manifest_fingerprint
+    from gnnlm.generation import read_current
+
+    now = read_current(made.root)
+    if now is None:
+        return None
+    line = f"serves generation {now.number}: {now.documents:,} documents, {now.rows:,} rows"
+    kinds = [name for name, stage in made.stages.items() if stage.part]
+    there = all((made.path(name) / "manifest.json").is_file() for name in kinds)
+    found = {name: manifest_fingerprint(read_manifest(made.path(name))) for name in kinds} if there else {}
+    if found != dict(now.trained):
+        return f"{line}; stale, made before the run was rebuilt: gnnlm renew {made.root}"
+    return f"{line} (the report is of generation 0, the run as it was built)"
 
 
 def show_examples(made: Run, count: int) -> None:

@@ -24,6 +24,7 @@ from gnnlm.artifact import PARTS, Artifact, Draft, Files, files_of, joined
 from gnnlm.errors import CorpusError
 
 END = -1
+TEXT = "text"  # the part of a segment that holds its documents
 SURROGATES = "surrogatepass"  # bytes of enwik8 that are not UTF-8 are half surrogate pairs in its text
 LONGEST = 2**31 - 1  # characters of a document: offsets are 32-bit numbers
 SPLITS = ("train", "valid", "test")
@@ -107,6 +108,16 @@ class TextWriter:
             digest.update(values)
         return digest.hexdigest()
 
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What a part that holds this text is made from."""
+        return {"content": self.digest}
+
+    def write_part(self, draft: Draft) -> dict[str, int]:
+        """Write the text as a part of its own; returns its facts."""
+        self.write(draft)
+        return {"positions": len(self), "documents": len(self._names)}
+
     def write(self, draft: Draft, prefix: str = "") -> None:
         draft.write_bytes(f"{prefix}documents.jsonl", self._json)
         draft.save(f"{prefix}tokens.npy", np.asarray(self._tokens, dtype=self._dtype))
@@ -139,13 +150,7 @@ class SplitWriter:
         self.words += len(document.text.split())
 
     def _write_segment(self) -> None:
-        text = self._text
-
-        def write(draft: Draft) -> dict[str, int]:
-            text.write(draft)
-            return {"positions": len(text)}
-
-        self._draft.part(part_name(self._segments, "text"), {"content": text.digest}, write)
+        self._draft.part(part_name(self._segments, TEXT), self._text.inputs, self._text.write_part)
         self._text, self._segments = TextWriter(self._vocab_size), self._segments + 1
 
     def finish(self) -> dict[str, int]:
@@ -347,3 +352,9 @@ class Stream(LaidOut):
         """
         positions = np.arange(first, len(self) if last is None else last)
         return positions - self.document_of(positions)
+
+    def tokenized(self, number: int) -> TokenizedDocument:
+        """A document as it was tokenized."""
+        begin, end = self.starts[number : number + 2].tolist()
+        document, offsets = self.documents[number], self.offsets[begin : end - 1].tolist()
+        return TokenizedDocument(document["name"], document["text"], self.tokens[begin : end - 1].tolist(), offsets)

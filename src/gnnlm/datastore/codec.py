@@ -47,7 +47,7 @@ def build_codec(draft: Draft, encoded: Artifact, config: CodecConfig, seed: int,
         return draft.finish(_plain_facts(states))
     quantizer = _learned_in(draft, states, config, seed, spread)
     learned = file_digest(draft.file(QUANTIZER))
-    inputs = [{"states": files.artifact.fingerprint, "quantizer": learned} for files in segments]
+    inputs = [codes_inputs(files.artifact.fingerprint, learned) for files in segments]
     names = [part_name(number, CODES) for number in range(len(inputs))]
     sizes = [len(array) * config.bytes for array in arrays]
     draft.require_space(dict(zip(names, zip(inputs, sizes, strict=True), strict=True)), 0, "the codes")
@@ -56,6 +56,11 @@ def build_codec(draft: Draft, encoded: Artifact, config: CodecConfig, seed: int,
         write = partial(write_codes, segments=arrays, segment=number, quantizer=quantizer, spread=spread, reads=reads)
         draft.part(names[number], inputs[number], write)
     return draft.finish(_coded_facts(quantizer, states, seed))
+
+
+def codes_inputs(states: str, quantizer: str) -> dict[str, str]:
+    """What the codes of a segment are made from: its states, by fingerprint, and the quantizer's file."""
+    return {"states": states, "quantizer": quantizer}
 
 
 def code_states(draft: Draft, states: Array, config: CodecConfig, seed: int) -> dict[str, Any]:

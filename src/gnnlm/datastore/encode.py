@@ -200,7 +200,7 @@ def build_store(
     _check_memory(lm, lm_config)
     encoder, train = Encoder(lm, lm_config, store), streams["train"]
     before = [text.fingerprint for text in train.segments] if lm_config.continuous else None
-    inputs = [{**made_from, "text": text.fingerprint, "continuous text": before} for text in train.segments]
+    inputs = [states_inputs(made_from, text, before) for text in train.segments]
     names = [part_name(number, STATES) for number in range(len(inputs))]
     sizes = [len(text) * encoder.row_bytes for text in train.segments]
     own = (len(streams["valid"]) + len(streams["test"])) * encoder.row_bytes + lm.head.bytes
@@ -223,6 +223,14 @@ def build_store(
             "seconds": seconds,
         }
     )
+
+
+def states_inputs(made_from: Mapping[str, Any], text: Stream, continuous: list[str] | None = None) -> dict[str, Any]:
+    """What the states of a segment are made from.
+
+    `continuous` has the texts of all segments, where the LM reads on from one to the next.
+    """
+    return {**made_from, "text": text.fingerprint, "continuous text": continuous}
 
 
 def plan_jobs(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> Iterator[Job]:

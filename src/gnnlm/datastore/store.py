@@ -3,14 +3,16 @@
 A segment holds whole documents and all data of their positions; it never changes. A store is a list of segments with
 one numbering: a position is its segment's base plus its row in the segment. Nothing here holds more than a few bytes
 per document in memory; tokens and states are memory-mapped.
+
+Documents may be removed from a store: they keep their numbers and positions, but nothing may find or show them.
 """
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gnnlm.artifact import Array, Artifact, CheckedArray, files_of
-from gnnlm.corpus.stream import Passage, Stream
+from gnnlm.corpus.stream import END, Passage, Stream
 from gnnlm.datastore.checked import CheckedTensor
 from gnnlm.datastore.quantize import CodedTable
 
@@ -46,6 +48,8 @@ class Segment:
     tokens_P: Tensor
     starts: Tensor
     texts: Texts | None = None
+    removed: frozenset[int] = frozenset()  # the numbers of documents that are not to be found
+    tags: Mapping[str, Collection[int]] = field(default_factory=dict)  # the documents that have each tag
 
     @classmethod
     def over(cls, stream: Stream, states: Array) -> Segment:
@@ -85,6 +89,25 @@ class Segment:
         """The same positions with coded states."""
         return replace(self, states_PD=table)
 
+    @cached_property
+    def live_P(self) -> Tensor | None:
+        """Which positions belong to documents that are not removed; None if all do.
+
+        >>> segment = Segment(torch.zeros(5, 1), torch.zeros(5), torch.tensor([0, 2, 5]), removed=frozenset([0]))
+        >>> segment.live_P.tolist()
+        [False, False, True, True, True]
+        """
+        if not self.removed:
+            return None
+        live_D = torch.ones(len(self.starts) - 1, dtype=torch.bool)
+        live_D[torch.tensor(sorted(self.removed))] = False
+        return live_D.repeat_interleave(self.starts.diff())
+
+    @property
+    def live_tokens_P(self) -> Tensor:
+        """The tokens, with those of removed documents as if they were ends of documents."""
+        return self.tokens_P if self.live_P is None else self.tokens_P.masked_fill(~self.live_P, END)
+
 
 class Store:
     """Segments one after the other, read by position."""
@@ -115,6 +138,23 @@ class Store:
 
     def __len__(self) -> int:
         return int(self.bases[-1])
+
+    @cached_property
+    def live(self) -> list[int]:
+        """The numbers of the documents that are not removed."""
+        found = []
+        for segment, first in zip(self.segments, self._first_document.tolist(), strict=True):
+            found += [first + number for number in range(len(segment.starts) - 1) if number not in segment.removed]
+        return found
+
+    @cached_property
+    def tags(self) -> dict[str, set[int]]:
+        """The numbers of the documents that have each tag and are not removed."""
+        found: dict[str, set[int]] = {}
+        for segment, first in zip(self.segments, self._first_document.tolist(), strict=True):
+            for tag, numbers in segment.tags.items():
+                found.setdefault(tag, set()).update(first + n for n in numbers if n not in segment.removed)
+        return found
 
     @property
     def width(self) -> int:
@@ -198,7 +238,7 @@ class Store:
                 out[here] = part
         if not outs:  # no positions at all
             return tuple(part for part in read(self.segments[0], positions, 0))
-        return tuple(out.view(*positions.shape, *out.shape[1:]) for out in outs)
+        return tuple(out.view((*positions.shape, *out.shape[1:])) for out in outs)
 
 
 def _texts(segment: Segment) -> Texts:

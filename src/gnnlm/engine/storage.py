@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import disk, file_digest, fingerprint
+from gnnlm.artifact.manifest import ERASED, erased_files
 from gnnlm.errors import ArtifactError, EngineError
 
 SCRATCH = "GNNLM_SCRATCH"  # the environment variable that names a machine's folder for copies
@@ -39,9 +40,10 @@ class View:
             if path.is_file():
                 files[name] = file_digest(path)
             elif path.is_dir():
-                known = json.loads((path / "manifest.json").read_bytes())["files"]
-                files |= {f"{name}/{file}": entry["sha256"] for file, entry in known.items()}
-                files[f"{name}/manifest.json"] = file_digest(path / "manifest.json")
+                known, gone = json.loads((path / "manifest.json").read_bytes())["files"], erased_files(path)
+                files |= {f"{name}/{file}": entry["sha256"] for file, entry in known.items() if file not in gone}
+                for file in ("manifest.json", *([ERASED] if gone else [])):
+                    files[f"{name}/{file}"] = file_digest(path / file)
         return cls(files)
 
     @property

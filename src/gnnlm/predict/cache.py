@@ -168,8 +168,7 @@ def build_cache(
     quantizers = load_quantizers(draft.folder, model, config)
     tables = TablesWriter(model, graphs, config, quantizers, device)
     learned = file_digest(draft.folder / QUANTIZERS) if quantizers else None
-    chosen = {"form": form, "dtype": config.dtype, "quantizers": learned}
-    inputs = [{**each, **chosen} for each in made_from]
+    inputs = [tables_inputs(each, form, config.dtype, learned) for each in made_from]
     names = [part_name(number, PART) for number in range(len(inputs))]
     sizes = [
         cache_bytes(table_shapes(options, form == "projected", len(part)), config) for part in graphs.store.segments
@@ -184,6 +183,11 @@ def build_cache(
         )
         draft.part(names[number], inputs[number], part)
     return draft.finish({**facts, "bytes": size})
+
+
+def tables_inputs(made_from: Mapping[str, Any], form: str, dtype: str, quantizers: str | None) -> dict[str, Any]:
+    """What the tables of a segment are made from; `quantizers` is the checksum of their file, if there is one."""
+    return {**made_from, "form": form, "dtype": dtype, "quantizers": quantizers}
 
 
 @dataclass(frozen=True)

@@ -179,10 +179,7 @@ def build_faiss_parts(
             disk.rename(path, file)
             draft.commit(TRAINED)
     learned, segments = file_digest(file), zip(stream.segments, files_of(encoded, "train."), strict=True)
-    inputs = [
-        {"states": files.artifact.fingerprint, "text": text.fingerprint, "trained": learned, "metric": config.metric}
-        for text, files in segments
-    ]
+    inputs = [index_inputs(files.artifact.fingerprint, text, learned, config.metric) for text, files in segments]
     names = [part_name(number, PART) for number in range(len(inputs))]
     missing = [n for n, name in enumerate(names) if found_part(draft.path.parent / name, inputs[n]) is None]
     reads = (f"{draft.folder.name}/{TRAINED}",)
@@ -195,6 +192,11 @@ def build_faiss_parts(
 
     for number, name in enumerate(names):
         draft.part(name, inputs[number], partial(moved, number=number))
+
+
+def index_inputs(states: str, text: Stream, trained: str, metric: str) -> dict[str, str]:
+    """What the index of a segment is made from: its states, by fingerprint, its text, and the trained index's file."""
+    return {"states": states, "text": text.fingerprint, "trained": trained, "metric": metric}
 
 
 def train_to(encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from gnnlm.corpus.stream import Stream
 from gnnlm.engine import Spread, here
 from gnnlm.progress import say
 from gnnlm.retrieval.neighbours import Neighbours
+
+if TYPE_CHECKING:
+    from gnnlm.retrieval.segmented import SegmentedIndex
 
 Ids = npt.NDArray[np.int64]
 
@@ -156,7 +159,7 @@ def build_index(
     return draft.finish({"rows": len(rows), "metric": config.metric, "kind": config.kind})
 
 
-def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, device: str = "cpu") -> Index:
+def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, device: str = "cpu") -> SegmentedIndex:
     """The index of a run over the keys of its store; a segment's part is read at the first search."""
     from gnnlm.retrieval.segmented import SegmentedIndex
 
@@ -176,7 +179,7 @@ def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, d
     return SegmentedIndex.over(stream, metric, opened)
 
 
-def open_exact(encoded: Artifact, stream: Stream, metric: str, device: str = "cpu") -> Index:
+def open_exact(encoded: Artifact, stream: Stream, metric: str, device: str = "cpu") -> SegmentedIndex:
     """Exact search over the keys of a store, whatever index its run has."""
     from gnnlm.retrieval.exact import ExactIndex
     from gnnlm.retrieval.segmented import SegmentedIndex

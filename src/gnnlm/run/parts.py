@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from gnnlm.artifact import Array
+from gnnlm.artifact import Array, Artifact
 from gnnlm.corpus.stream import SPLITS, Stream
 from gnnlm.datastore.codec import open_codec
 from gnnlm.datastore.encode import Encoder
 from gnnlm.datastore.store import Store
+from gnnlm.engine import Place
 from gnnlm.gnn.model import GnnModel
 from gnnlm.lm.adaptive_softmax import load_head
 from gnnlm.lm.head import Head
@@ -35,10 +36,16 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """Models, texts, store, index and predictor of a run."""
+    """Models, texts, store, index and predictor of a run, as its stages built them."""
+
+    generation = 0
 
     def __init__(self, run: Run) -> None:
         self._run = run
+
+    def artifact(self, name: str) -> Artifact:
+        """The artifact of a stage, with the segments that these parts are of."""
+        return self._run.artifact(name)
 
     # -- base model and text -------------------------------------------------------------------------------
 
@@ -53,7 +60,7 @@ class Parts:
         """The frozen base model: the one that the config names, or the one trained in this run."""
         if "lm" not in self._run.stages:
             return self.source_lm
-        made = self._run.artifact("lm")
+        made = self.artifact("lm")
         lm = load_lm(self._run.config.lm.model_copy(update={"model": str(made.path)}))
         made.check_in_place()  # it was read by path: refuse if another build has replaced it
         return lm
@@ -64,7 +71,7 @@ class Parts:
 
     @cached_property
     def streams(self) -> dict[str, Stream]:
-        return {split: Stream(self._run.artifact("corpus"), split) for split in SPLITS}
+        return {split: Stream(self.artifact("corpus"), split) for split in SPLITS}
 
     @cached_property
     def device(self) -> str:
@@ -73,41 +80,49 @@ class Parts:
 
     @cached_property
     def head(self) -> Head:
-        return load_head(self._run.artifact("encode").file("head.safetensors")).on(self.device)
+        return load_head(self.artifact("encode").file("head.safetensors")).on(self.device)
 
     # -- store and neighbours ------------------------------------------------------------------------------
 
     @cached_property
     def encoded(self) -> dict[str, Store]:
         """Every split as it was encoded."""
-        encoded = self._run.artifact("encode")
+        encoded = self.artifact("encode")
         return {split: Store.open(encoded, stream) for split, stream in self.streams.items()}
 
     @cached_property
     def store(self) -> Store:
         """The store: the train text, with coded states where there is a codec."""
-        tables = open_codec(self._run.artifact("codec"), self.device)
+        tables = open_codec(self.artifact("codec"), self.device)
         train = self.encoded["train"]
         return train if tables is None else train.coded(tables)
 
     @cached_property
     def index(self) -> Index:
         """The index over all segments, which the engine may hold elsewhere."""
-        made, encoded, probes = self._run.artifact("index"), self._run.artifact("encode"), self._run.config.index.probes
-        whole = open_index(made, encoded, self.streams["train"], probes, self.device)
         count = len(self.streams["train"].segments)
         if not (groups := self._run.engine.groups(count)):
-            return whole
-        assert isinstance(whole, SegmentedIndex)
+            return self.segment_indexes
         cuts = [count * number // groups for number in range(groups + 1)]
-        openers = [partial(open_group, first=first, last=last) for first, last in itertools.pairwise(cuts)]
-        place = place_of(self._run, "search")
-        return SpreadIndex(whole, cuts, self._run.engine.hold(place, openers))
+        opened = partial(open_group, generation=self.generation)
+        openers = [partial(opened, first=first, last=last) for first, last in itertools.pairwise(cuts)]
+        return SpreadIndex(self.segment_indexes, cuts, self._run.engine.hold(self.place, openers))
+
+    @cached_property
+    def segment_indexes(self) -> SegmentedIndex:
+        """The index of every segment, in this process."""
+        made, encoded, probes = self.artifact("index"), self.artifact("encode"), self._run.config.index.probes
+        return open_index(made, encoded, self.streams["train"], probes, self.device)
+
+    @property
+    def place(self) -> Place:
+        """What a process elsewhere needs to open the index."""
+        return place_of(self._run, "search")
 
     @cached_property
     def queries(self) -> list[Queries]:
         """The queries of every split; those of train under the leakage rule."""
-        config, encoded, streams = self._run.config, self._run.artifact("encode"), self.streams
+        config, encoded, streams = self._run.config, self.artifact("encode"), self.streams
         rule: LeakageRule | None = LeakageRule.of(config, encoded.facts["receptive_field"])
         rule = None if config.exclude == "none" else rule
         some, unread, rows = self.unread_positions, self.unread_states, len(self.index)
@@ -130,7 +145,7 @@ class Parts:
         text = self.encoded[split]
         if split == "train" and (unread := self.unread_states) is not None:
             text = text.with_states(unread)
-        table = open_table(self._run.artifact("search"), split)
+        table = open_table(self.artifact("search"), split)
         return SearchedText(text, table, self._run.config.lm.continuous)
 
     @property
@@ -139,7 +154,7 @@ class Parts:
         return self._first_reading("states")
 
     def _first_reading(self, what: str) -> Array | None:
-        lm = self._run.artifact("lm") if "lm" in self._run.stages else None
+        lm = self.artifact("lm") if "lm" in self._run.stages else None
         files = lm.facts.get("first_reading") if lm is not None else None
         return None if lm is None or files is None else lm.array(files[what])
 
@@ -149,7 +164,7 @@ class Parts:
         first = self._first_reading("positions")
         if first is not None:
             return np.array(first)
-        unread = self._run.artifact("lm").facts.get("unread") if "lm" in self._run.stages else None
+        unread = self.artifact("lm").facts.get("unread") if "lm" in self._run.stages else None
         if not unread:
             return None
         stream = self.streams["train"]
@@ -162,7 +177,7 @@ class Parts:
         """The trained graph network; None in a run without one."""
         if "train" not in self._run.stages:
             return None
-        path = self._run.artifact("train").file("model.safetensors")
+        path = self.artifact("train").file("model.safetensors")
         return GnnModel.load(path, self.head).to(self.device).freeze()
 
     @cached_property
@@ -170,7 +185,7 @@ class Parts:
         """Cached neighbour states of the trained network; None if there is no cache."""
         if self.gnn is None:
             return None
-        return open_cache(self._run.artifact("cache"), self.gnn, self.store, self.device)
+        return open_cache(self.artifact("cache"), self.gnn, self.store, self.device)
 
     def predictor_with(self, mixes: dict[str, Mix]) -> Predictor:
         return Predictor(self.head, self.graphs, self.gnn, self._run.graph_k, mixes, self.cache)
@@ -178,5 +193,5 @@ class Parts:
     @cached_property
     def predictor(self) -> Predictor:
         """The tuned predictor."""
-        chosen = self._run.artifact("tune").facts["mix"]
+        chosen = self.artifact("tune").facts["mix"]
         return self.predictor_with({name: Mix.of(values) for name, values in chosen.items()})

@@ -22,6 +22,7 @@ from gnnlm.config.paths import portable
 from gnnlm.config.save import save_config
 from gnnlm.engine import HERE, Engine, Spread
 from gnnlm.errors import ArtifactError, ConfigError
+from gnnlm.generation import commit, current_number, read_current
 from gnnlm.progress import log_to, say
 from gnnlm.run.inputs import OWN_INPUTS
 from gnnlm.run.lock import is_locked, locked
@@ -294,6 +295,8 @@ class Run:
         new = Run(config, self.reading)
         new._check_new()
         kept = self.kept_by(Run(config, self.reading))
+        if current_number(self.root):
+            say(f"fork: {new.root} starts from {self.root} as it was built, without later changes of its store")
         with new.building():
             save_config(config)
             for name in kept:
@@ -324,8 +327,18 @@ class Run:
             for name, stage in self.stages.items():
                 if name in self._open or self.state(stage) == "done":
                     link_artifact(self.path(name), new.path(name))
+            self._link_generation(root)
             save_config(new.config)
         new.open_all()
+
+    def _link_generation(self, root: Path) -> None:
+        """Let another run directory serve what this one serves now."""
+        now = read_current(self.root)
+        for segment in () if now is None else now.segments:
+            for kind in segment.parts if segment.is_added else ():
+                link_artifact(self.root / segment.name / kind, root / segment.name / kind)
+        if now is not None:
+            commit(root, now)
 
     def _check_new(self) -> None:
         if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):

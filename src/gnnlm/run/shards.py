@@ -63,13 +63,15 @@ def _opened(root: Path, stage: str) -> Run:
     return Run(load_config(root), reading=True)
 
 
-def open_group(root: Path, first: int, last: int) -> SegmentedIndex:
-    """The index of some segments of a finished run, counted from the first of them."""
-    from gnnlm.retrieval.segmented import SegmentedIndex
+def open_group(root: Path, first: int, last: int, generation: int = 0) -> SegmentedIndex:
+    """The index of some segments of a generation of a finished run, counted from the first of them."""
+    run = _opened(root, "search")
+    if not generation:
+        return run.parts.segment_indexes.between(first, last)
+    from gnnlm.generation import read_generation
+    from gnnlm.run.serving import Serving
 
-    index = _opened(root, "search").parts.index
-    assert isinstance(index, SegmentedIndex)
-    return index.between(first, last)
+    return Serving(run, read_generation(root, generation)).segment_indexes.between(first, last)
 
 
 def identity_of(model: str) -> str:

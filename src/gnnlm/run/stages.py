@@ -14,6 +14,7 @@ from gnnlm.artifact import Artifact, Draft, files_of
 from gnnlm.config import SCRATCH, LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.progress import say, warn
+from gnnlm.run.segment import cached_from, encoded_from
 
 if TYPE_CHECKING:
     from gnnlm.run import Run
@@ -115,8 +116,7 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
     check_index(config.index, lm.width, streams["train"].token_count)
     if config.eval.context_retrieval.enabled:
         open_bm25()
-    made_from = {name: value for name, value in draft.inputs.items() if name != "artifact corpus"}
-    made_from["model files"] = run.artifact("corpus").inputs["model files"]
+    made_from = encoded_from(run, draft.inputs)
     return build_store(draft, streams, lm, config.lm, config.store, made_from, run.spread("encode"))
 
 
@@ -181,12 +181,7 @@ def _build_cache(run: Run, draft: Draft) -> Artifact:
     states = [files.artifact.fingerprint for files in files_of(encoded, "train.")]
     coded = codec.facts["kind"] != "fp16"
     codes = [part.fingerprint for part in codec.parts or (codec,)] if coded else [None] * len(states)
-    network = {
-        "network": run.artifact("train").fingerprint,
-        "softmax": encoded.manifest["files"]["head.safetensors"]["sha256"],
-        "bytes": run.config.cache.bytes if run.config.cache.dtype == "pq" else None,
-    }
-    made_from = [{**network, "states": one, "codes": other} for one, other in zip(states, codes, strict=True)]
+    made_from = [cached_from(run, one, other) for one, other in zip(states, codes, strict=True)]
     config, seed = run.config.cache, run.config.seed
     spread = run.spread("cache")
     return build_cache(draft, parts.gnn, parts.graphs, trial, config, seed, parts.device, made_from, spread)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from gnnlm import __version__
 from gnnlm.errors import ConfigError, CorpusError, GnnlmError
-from gnnlm.serve import completions, docs, lookup, page
+from gnnlm.serve import changes, completions, docs, lookup, page
 from gnnlm.serve.desk import Desk, desk_of
 from gnnlm.serve.guard import Guard
 from gnnlm.serve.limits import Keys, Limits
@@ -32,7 +32,7 @@ A model is a predictor of a run: `mine` is the best one of the run `mine`, `mine
 
 def make_desk(runs: Runs, limits: Limits | None = None, keys: Keys | None = None) -> Desk:
     limits, metrics = limits or Limits(), Metrics()
-    return Desk(runs, Worker(limits, metrics), limits, keys or Keys(), metrics)
+    return Desk(runs, Worker(limits, metrics, runs.move_on), limits, keys or Keys(), metrics)
 
 
 def make_app(desk: Desk, loopback: bool = False) -> ASGIApp:
@@ -50,6 +50,7 @@ def make_app(desk: Desk, loopback: bool = False) -> ASGIApp:
     app.state.desk = desk
     app.include_router(completions.router)
     app.include_router(lookup.router)
+    app.include_router(changes.router)
     app.include_router(page.router)
     _add_states(app)
     app.add_exception_handler(Problem, _problem)

@@ -144,6 +144,7 @@ class ModelOut(BaseModel):
     run: str
     predictor: str
     documents: int
+    generation: int
     rows: int
 
 
@@ -235,13 +236,43 @@ class AttentionOut(BaseModel):
 class DocumentOut(BaseModel):
     name: str
     tokens: int
+    tags: list[str]
 
 
 class DocumentList(BaseModel):
     object: str
     model: str
+    generation: int = Field(description="The generation of the store; 0 is the run as it was built.")
+    changeable: bool = Field(description="Whether this server lets documents be added and removed.")
     total: int
     data: list[DocumentOut]
+
+
+class ChangeOut(BaseModel):
+    object: str
+    model: str
+    generation: int
+    added: int
+    removed: int
+    rows: int = Field(description="The rows that can be found now.")
+    seconds: float
+    overlapping: list[str] = Field(description="Added documents that share text with the run's valid or test split.")
+
+
+class GenerationOut(BaseModel):
+    generation: int
+    made: str
+    by: str
+    added: int
+    removed: int
+    documents: int
+    rows: int
+
+
+class HistoryOut(BaseModel):
+    object: str
+    model: str
+    data: list[GenerationOut]
 
 
 class DocumentTextOut(BaseModel):

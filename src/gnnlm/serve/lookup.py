@@ -52,7 +52,6 @@ async def one_model(request: Request, model: str) -> Response:
 
 
 def _model(run: Served, name: str) -> dict[str, Any]:
-    store = run.book.model.store
     predictor = run.book.predictors[-1] if name == run.name else name.rpartition(":")[2]
     return {
         "id": name,
@@ -61,7 +60,8 @@ def _model(run: Served, name: str) -> dict[str, Any]:
         "owned_by": "gnnlm",
         "run": run.name,
         "predictor": predictor,
-        "documents": len(store.names),
+        "documents": len(run.book.model.store.live),
+        "generation": run.book.generation,
         "rows": len(run.book.model.index),
     }
 
@@ -217,11 +217,13 @@ async def documents(
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
 ) -> Response:
     """The documents of the store, in its order."""
-    run, _ = desk_of(request).runs.find(model)
+    desk = desk_of(request)
+    run, _ = desk.runs.find(model)
     wanted = search.casefold()
     found = [one for one in run.book.documents if wanted in one.name.casefold()]
     data = [asdict(one) for one in found[offset : offset + limit]]
-    return json_response({"object": "list", "model": run.name, "total": len(found), "data": data})
+    about = {"generation": run.book.generation, "changeable": bool(desk.keys) and run.book.run is not None}
+    return json_response({"object": "list", "model": run.name, **about, "total": len(found), "data": data})
 
 
 @router.get("/v1/documents/text", responses={200: {"model": docs.DocumentTextOut}})
@@ -230,7 +232,7 @@ async def document(
 ) -> Response:
     """One document: its text, and where its tokens begin."""
     run, _ = desk_of(request).runs.find(model)
-    if name not in set(run.book.model.store.names):
+    if name not in run.book:
         raise Problem(404, f"no document of {run.name} is named {name[:200]!r}", param="name", code="not_found")
     found = await run_in_threadpool(run.book.document, name)
     shown = {"object": "document", "model": run.name, "tokens": len(found.offsets) - 1, **asdict(found)}

@@ -7,6 +7,7 @@ best predictor.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -29,12 +30,13 @@ from gnnlm.retrieval.index import Allowed
 from gnnlm.run import Run
 from gnnlm.serve.problems import Problem, unknown_model
 
+log = logging.getLogger("gnnlm.serve")
 FILTERS = 64  # that are remembered: texts with the same filter are searched together
 
 
 @dataclass(eq=False)
 class Served:
-    """A run that is served under a name."""
+    """A run that is served under a name, at one generation: a request keeps the one that it began with."""
 
     name: str
     book: Book
@@ -43,6 +45,12 @@ class Served:
     lasting: bool = True  # not made for one request
     _filters: dict[tuple[Any, ...], Allowed | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    outdated: bool = False  # whether new requests get a later generation
+
+    def moved_on(self) -> Served:
+        """The same run at its current generation; this one, if that is its own."""
+        book = self.book.refreshed()
+        return self if book is self.book else Served(self.name, book, self.report, self.opened, _lock=self._lock)
 
     @property
     def models(self) -> list[str]:
@@ -92,6 +100,26 @@ class Runs:
                     "are named after the run directory, so rename or link one of them"
                 )
             self._runs[run.name] = run
+        self._moving, self._refused = threading.Lock(), set[str]()
+
+    def move_on(self) -> None:
+        """Let new requests see the current generation of every run; those that are going on keep theirs."""
+        for name in self._runs:
+            self._move_on(name)
+
+    def _move_on(self, name: str) -> Served:
+        with self._moving:
+            before = self._runs[name]
+            try:
+                after = before.moved_on()
+            except (GnnlmError, OSError) as error:  # what is open can still be served
+                if (words := f"{name}: {error}") not in self._refused:
+                    self._refused.add(words)
+                    log.warning("%s goes on being served as it was opened", words)
+                return before
+            if after is not before:
+                self._runs[name], before.outdated = after, True
+            return after
 
     def __iter__(self) -> Any:
         return iter(self._runs.values())
@@ -103,12 +131,12 @@ class Runs:
     def find(self, model: str | None) -> tuple[Served, str | None]:
         """The run and the predictor of a model's name; without a name, the first run."""
         if model is None:
-            return next(iter(self)), None
+            return self._move_on(next(iter(self._runs))), None
         if model in self._runs:
-            return self._runs[model], None
+            return self._move_on(model), None
         name, _, predictor = model.rpartition(":")
         if name in self._runs and predictor in PREDICTORS:
-            run = self._runs[name]
+            run = self._move_on(name)
             try:
                 run.book.model.predictor.check((predictor,))
             except GnnlmError as error:

@@ -120,8 +120,8 @@ class Filter(Body):
     attach: Annotated[list[AttachedDocument], Field(min_length=1, max_length=MOST_ATTACHED)] | None = Field(
         None, description="Documents that this request looks up beside the store's; forgotten when it ends."
     )
-    only: Names | None = Field(None, description="Look up only documents with these names, or matching these globs.")
-    exclude: Names | None = Field(None, description="Do not look up documents with these names or globs.")
+    only: Names | None = Field(None, description="Look up only documents with these names, globs, or tags (`tag:T`).")
+    exclude: Names | None = Field(None, description="Do not look up documents with these names, globs or tags.")
 
 
 class StreamOptions(Body):
@@ -233,3 +233,17 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     model: str | None = Field(None, max_length=LONGEST_NAME, description="Default: the first run.")
     tokens: Ids = Field(max_length=2**20)
+
+
+class GivenDocument(Body):
+    name: str = Field(min_length=1, max_length=LONGEST_NAME, description="What it is cited by.")
+    text: str = Field(min_length=1)
+
+
+class DocumentsBody(ModelBody):
+    documents: list[GivenDocument] = Field(min_length=1, max_length=MOST_NAMES)
+    tags: Names | None = Field(None, description="Tags for all of them; filters take `tag:T`.")
+
+
+class RemoveBody(ModelBody):
+    names: Names = Field(description="Names of documents, globs, or tags (`tag:T`).")

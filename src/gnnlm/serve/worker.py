@@ -28,6 +28,7 @@ from gnnlm.write.writing import Order, Scored, Writing
 
 log = logging.getLogger("gnnlm.serve")
 Answer = TypeVar("Answer")
+LOOK = 1.0  # seconds between two looks at what is no longer needed
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,9 @@ class Going:
 class Worker:
     """Writes for all requests of a server."""
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
-        self._limits, self._metrics = limits, metrics
+    def __init__(self, limits: Limits, metrics: Metrics, look: Callable[[], None] = lambda: None) -> None:
+        """`look` is called now and then while there is nothing to answer."""
+        self._limits, self._metrics, self._look = limits, metrics, look
         self._changed = threading.Condition()  # guards what all threads see
         self._waiting: deque[Asked] = deque()
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
@@ -199,11 +201,8 @@ class Worker:
         while self._wait():
             self._end_some()
             self._admit()
-            for key, writer in list(self._writers.items()):
-                if writer.busy:
-                    self._step(key, writer)
-                if not (writer.busy or key[0].lasting):
-                    self._writers.pop(key, None)
+            self._step_all()
+            self._drop_outdated()
             self._metrics.waiting.set(len(self._waiting))
             self._metrics.active.set(len(self._going))
         for asked in list(self._running):
@@ -213,20 +212,27 @@ class Worker:
         """Wait for something to do; false if there will be nothing more."""
         with self._changed:
             while not (self._stopping or self._running):
-                self._changed.wait()
+                self._changed.wait(LOOK)
+                self._drop_outdated()
             return not self._stopping
+
+    def _drop_outdated(self) -> None:
+        """Close generations that no text is written from any more."""
+        for run, predictor in list(self._writers):
+            if run.outdated and not self._writers[run, predictor].busy:
+                del self._writers[run, predictor]
 
     def _answer(self) -> None:
         """Answer calls one after the other."""
         while True:
             with self._changed:
                 self._calling = False
-                while not (self._stopping or self._calls):
-                    self._changed.wait()
+                if not (self._stopping or self._calls):
+                    self._changed.wait(LOOK)
                 if self._stopping:
                     break
-                self._calling = True
-                future, work = self._calls.popleft()
+                self._calling = bool(self._calls)
+                future, work = self._calls.popleft() if self._calls else (Future[Any](), self._look)
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
@@ -273,6 +279,13 @@ class Worker:
             asked.begun += 1
             self._metrics.prompt_tokens.labels(asked.model).inc(len(prompt))
 
+    def _step_all(self) -> None:
+        for key, writer in list(self._writers.items()):
+            if writer.busy:
+                self._step(key, writer)
+            if not (writer.busy or key[0].lasting):
+                self._writers.pop(key, None)
+
     def _step(self, key: tuple[Served, str], writer: Writer) -> None:
         try:
             written = writer.step()
@@ -289,7 +302,7 @@ class Worker:
     def _deliver(self, writings: Sequence[Writing]) -> None:
         """Tell the requests what is new of these texts."""
         news = [(writing, self._going[writing]) for writing in writings if writing in self._going]
-        for _, same in itertools.groupby(sorted(news, key=_run), _run):
+        for _, same in itertools.groupby(sorted(news, key=_run_of), _run_of):
             parts = [
                 (writing, going, places) for writing, going in same if (places := _new(writing, going)) is not None
             ]
@@ -356,7 +369,7 @@ class Worker:
                 self._waiting.remove(asked)
 
 
-def _run(one: tuple[Writing, Going]) -> int:
+def _run_of(one: tuple[Writing, Going]) -> int:
     """Tells runs apart, also one with documents attached from the same without."""
     return id(one[1].asked.run)
 

@@ -124,7 +124,7 @@ class Drafter:
         if len(self.store) > LARGEST_STORE:
             return []
         known = [] if self._before is None else self._before.suffixes
-        return [*known, *(SuffixIndex(s.tokens_P.numpy()) for s in self.store.segments[len(known) :])]
+        return [*known, *(SuffixIndex(s.live_tokens_P.numpy()) for s in self.store.segments[len(known) :])]
 
     def draft(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor, chances: Chances) -> Draft:
         """The most promising draft; where two begin alike, they support each other.

@@ -18,13 +18,13 @@ export function whenKeyIsNeeded(ask) {
 
 export const isAbort = (error) => error?.name === "AbortError";
 
-async function send(path, body, signal) {
+async function send(path, body, signal, method = "POST") {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = key === null ? {} : { Authorization: `Bearer ${key}` };
     const options = { headers, signal, cache: "no-store", credentials: "same-origin", redirect: "error" };
     if (body !== undefined) {
-      options.method = "POST";
+      options.method = method;
       options.body = JSON.stringify(body);
       headers["Content-Type"] = "application/json";
     }
@@ -63,6 +63,10 @@ function sentence(text) {
 
 export async function post(path, body, signal) {
   return (await send(path, body, signal)).json();
+}
+
+export async function put(path, body) {
+  return (await send(path, body, undefined, "PUT")).json();
 }
 
 export async function get(path, query = {}, signal) {

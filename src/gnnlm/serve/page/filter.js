@@ -49,7 +49,7 @@ function field(kind, label) {
     spellcheck: "false",
     autocomplete: "off",
     maxlength: "1000",
-    placeholder: "name, or a glob like email.*",
+    placeholder: "name, glob like email.*, tag:manual",
   });
   const add = () => {
     if (input.value.trim()) world.restrict(kind, input.value.trim());

@@ -8,6 +8,11 @@ import { world } from "./world.js";
 const KEPT = 16; // documents
 const texts = new Map();
 
+// After a change of the documents: a name may have another text.
+export function forgetTexts() {
+  texts.clear();
+}
+
 async function fetched(name, signal) {
   const key = `${world.run}\n${name}`;
   if (!texts.has(key)) {

@@ -1,0 +1,75 @@
+"""Leases: who reads which generation, so that nothing is erased under a reader.
+
+A reader's files are open, so a lease does not keep it from damage; it keeps erased text from living on in what is open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnnlm.artifact import disk, write_json
+from gnnlm.generation.holder import Holder
+
+FOLDER = "leases"
+
+
+@dataclass(eq=False)
+class Lease:
+    """A reader's claim on a generation; it ends when it is released, or with its process."""
+
+    path: Path
+    generation: int
+    holder: Holder
+
+    @classmethod
+    def take(cls, root: Path, generation: int) -> Lease:
+        """A new lease of this process. Where nothing can be written there is none, and no writer either."""
+        holder = Holder.here()
+        name = f"{holder.pid}-{secrets.token_hex(4)}.json"
+        lease = cls(root / FOLDER / name, generation, holder)
+        weakref.finalize(lease, _remove, lease.path, holder.pid)  # also at the end of the interpreter
+        lease._write()
+        return lease
+
+    def move(self, generation: int) -> None:
+        """Read another generation from now on."""
+        self.generation = generation
+        self._write()
+
+    def release(self) -> None:
+        _remove(self.path)
+
+    def _write(self) -> None:
+        with suppress(OSError):
+            disk.make_directories(self.path.parent)
+            write_json(self.path, {**self.holder.as_json(), "generation": self.generation})
+
+
+def leases_of(root: Path) -> Iterator[Lease]:
+    """The leases of readers that may be alive; those of readers that are provably gone are removed."""
+    for path in sorted((root / FOLDER).glob("*.json")):
+        try:
+            values = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            values = None
+        holder, generation = Holder.of(values), values.get("generation") if isinstance(values, dict) else None
+        if holder is None or holder.is_gone or not isinstance(generation, int):
+            _remove(path)
+        else:
+            yield Lease(path, generation, holder)
+
+
+def _remove(path: Path, pid: int | None = None) -> None:
+    """Remove a lease; with `pid`, only if this is that process, not one that was forked from it."""
+    if pid is None or pid == os.getpid():
+        with suppress(OSError):
+            disk.remove_file(path)

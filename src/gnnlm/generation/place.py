@@ -1,0 +1,97 @@
+"""Where generations lie in a run directory: `generations/N.json`, and `CURRENT`, which holds a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from gnnlm.artifact import disk, write_json, write_whole
+from gnnlm.errors import ArtifactError
+from gnnlm.generation.lease import Lease
+from gnnlm.generation.record import Generation
+
+FOLDER, CURRENT = "generations", "CURRENT"
+
+
+def current_number(root: Path) -> int:
+    """The number of the generation that a run serves; 0 is the run as it was built."""
+    try:
+        text = (root / CURRENT).read_text(encoding="ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except UnicodeDecodeError:
+        text = ""
+    if not text.isdigit():
+        raise ArtifactError(
+            f"{root / CURRENT} is damaged: expected the number of a generation (got {text[:20]!r}); write the last "
+            f"number in {root / FOLDER} into it"
+        )
+    return int(text)
+
+
+def generation_file(root: Path, number: int) -> Path:
+    return root / FOLDER / f"{number}.json"
+
+
+def read_generation(root: Path, number: int) -> Generation | None:
+    """A generation by its number; None for generation 0, which has no record."""
+    if not number:
+        return None
+    path = generation_file(root, number)
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{path} is missing, but {root / CURRENT} names it; put it back, or write the last number in {path.parent} "
+            "into CURRENT"
+        ) from None
+    return Generation.parse(text, path)
+
+
+def read_current(root: Path) -> Generation | None:
+    """The generation that a run serves; None for generation 0."""
+    return read_generation(root, current_number(root))
+
+
+def pinned(root: Path) -> tuple[Generation | None, Lease]:
+    """The current generation, with a lease on it.
+
+    A writer removes what no lease names after it has moved CURRENT on. So the lease is there first, and CURRENT is
+    then read again: it has not moved, or the lease moves with it.
+    """
+    lease = Lease.take(root, current_number(root))
+    while (now := current_number(root)) != lease.generation:
+        lease.move(now)
+    try:
+        return read_generation(root, lease.generation), lease
+    except ArtifactError:
+        lease.release()
+        raise
+
+
+def commit(root: Path, generation: Generation) -> None:
+    """Make a generation the current one: its record is on the disk before CURRENT names it."""
+    path = generation_file(root, generation.number)
+    disk.make_directories(path.parent)
+    write_json(path, generation.as_json())
+    write_whole(root / CURRENT, f"{generation.number}\n")
+
+
+def forget_uncommitted(root: Path) -> None:
+    """Remove the records that a writer left which did not get as far as CURRENT."""
+    current = current_number(root)
+    for path in (root / FOLDER).glob("*.json*"):
+        number = path.name.partition(".")[0]
+        if path.suffix == ".new" or (number.isdigit() and int(number) > current):
+            disk.remove_file(path)
+    disk.remove_file(root / f"{CURRENT}.new")
+
+
+def generations_of(root: Path) -> Iterator[Generation]:
+    """All generations that have a record, the first first."""
+    numbers = sorted(int(path.stem) for path in (root / FOLDER).glob("*.json") if path.stem.isdigit())
+    for number in numbers:
+        if number <= current_number(root):
+            with suppress(FileNotFoundError):
+                yield Generation.parse(generation_file(root, number).read_bytes(), generation_file(root, number))

@@ -1,0 +1,164 @@
+"""Erasing: deleting every file that no generation needs, and searching the run for what is left of its text.
+
+Segments that the run's stages built leave their manifests, so that the stages stay what they were made as; their files
+are gone. Everything that was learned from erased text stays, and is named.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnnlm.artifact import ADDED, PARTS, disk, write_json
+from gnnlm.artifact.manifest import ERASED, MANIFEST, draft_path, erased_files, old_path, read_manifest
+from gnnlm.artifact.place import remove_ours
+from gnnlm.corpus.files import cited
+from gnnlm.corpus.stream import TEXT
+from gnnlm.errors import ArtifactError
+from gnnlm.generation import Generation, Lease, leases_of, read_generation
+from gnnlm.library.probes import Probes
+from gnnlm.run import Run
+
+POLL = 0.1  # seconds between two looks at the leases
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """What was erased, how much was searched for it, where some of it was found, and what may remember it."""
+
+    names: tuple[str, ...]
+    searched: int
+    found: tuple[str, ...]
+    may_remember: tuple[str, ...]
+
+
+def remove_unreferenced(root: Path, now: Generation) -> None:
+    """Remove added segments that neither this generation nor a reader's needs, and what a killed writer left."""
+    needed = {segment.name for segment in now.segments}
+    for lease in leases_of(root):
+        with suppress(ArtifactError):
+            leased = read_generation(root, lease.generation)
+            needed |= {segment.name for segment in leased.segments} if leased is not None else set()
+    for folder in sorted((root / ADDED).glob("*")):
+        if f"{ADDED}/{folder.name}" not in needed:
+            _remove_segment(folder)
+    with suppress(OSError):
+        disk.remove_directory(root / ADDED)  # if it is empty
+
+
+def _remove_segment(folder: Path) -> None:
+    """Remove a segment, its text last; what is not ours stays."""
+    kinds = {path.name.removeprefix(".").removesuffix(".partial").removesuffix(".old") for path in folder.iterdir()}
+    with suppress(OSError, ArtifactError):
+        for kind in sorted(kinds, key=lambda kind: (kind == TEXT, kind)):
+            for place in (draft_path(folder / kind), old_path(folder / kind), folder / kind):
+                remove_ours(place)
+        disk.remove_directory(folder)
+
+
+def erase_unreferenced(run: Run, now: Generation, wait: float) -> Erasure:
+    """Delete all segments that the generation does not need, for good, and search the run for their documents."""
+    root = run.root
+    _wait_for_readers(root, now, wait)
+    needed = {segment.name for segment in now.segments}
+    doomed = [path for kind in (PARTS, ADDED) for path in sorted((root / kind).glob("*/")) if path.is_dir()]
+    doomed = [path for path in doomed if str(path.relative_to(root)) not in needed and _is_there(path)]
+    probes = Probes.of(run, doomed, now)
+    linked = sum(1 for path in doomed for file in _files(path) if file.stat().st_nlink > 1)
+    for path in doomed:
+        if path.parent.name == ADDED:
+            _remove_segment(path)
+        else:
+            _empty_segment(path, now.number)
+    _empty_first_readings(run, now.number, bool(probes.names))
+    with suppress(OSError):
+        disk.remove_directory(root / ADDED)
+    found, searched = probes.search(root)
+    return Erasure(probes.names, searched, found, tuple(_may_remember(run, linked)) if probes.names else ())
+
+
+def _wait_for_readers(root: Path, now: Generation, wait: float) -> None:
+    """Wait until nobody reads an older generation; refused, with who does, if that takes too long."""
+    end = time.monotonic() + wait
+    while readers := [lease for lease in leases_of(root) if lease.generation != now.number]:
+        if time.monotonic() >= end:
+            raise ArtifactError(_in_use(root, readers))
+        time.sleep(POLL)
+
+
+def _in_use(root: Path, readers: Sequence[Lease]) -> str:
+    first = readers[0]
+    more = f" (and {len(readers) - 1} more)" if len(readers) > 1 else ""
+    return (
+        f"{first.holder} reads generation {first.generation} of {root}{more}, which has text to be erased; refresh or "
+        f"end it and run the same command again (or, if it is gone, delete {first.path})"
+    )
+
+
+def _is_there(segment: Path) -> bool:
+    """Whether a segment has files that are not erased yet."""
+    return any(_files(segment))
+
+
+def _files(segment: Path) -> Iterator[Path]:
+    for path in segment.rglob("*"):
+        if path.is_file() and path.name not in (MANIFEST, ERASED):
+            yield path
+
+
+def _empty_segment(segment: Path, generation: int) -> None:
+    """Delete the files of a segment that a stage built; the manifests of its parts stay."""
+    for part in sorted(segment.iterdir(), key=lambda path: (path.name == TEXT, path.name)):
+        if part.name.startswith("."):
+            with suppress(ArtifactError):
+                remove_ours(part)
+        elif (part / MANIFEST).is_file():
+            _empty(part, list(read_manifest(part)["files"]), generation)
+
+
+def _empty(artifact: Path, names: Sequence[str], generation: int) -> None:
+    """Delete files of an artifact, which says from then on that they are erased."""
+    write_json(artifact / ERASED, {"generation": generation, "files": sorted({*names, *erased_files(artifact)})})
+    for name in names:
+        disk.remove_file(artifact / name)
+    disk.sync_directory(artifact)
+
+
+def _empty_first_readings(run: Run, generation: int, erasing: bool) -> None:
+    """Delete the states of train text that training the base model left; nothing but training reads them."""
+    if not erasing or "lm" not in run.stages:
+        return
+    files = run.artifact("lm").facts.get("first_reading")
+    if files:
+        _empty(run.path("lm"), list(files.values()), generation)
+
+
+def _may_remember(run: Run, linked: int) -> Iterator[str]:
+    """What was made from erased documents and stays, by name."""
+    if "lm" in run.stages:
+        yield f"{run.path('lm')}: the base model was trained on the corpus"
+    if "train" in run.stages:
+        yield f"{run.path('train')}: the weights of the graph network"
+    if run.artifact("codec").facts["kind"] != "fp16":
+        yield f"{run.path('codec')}: the codebooks of the states"
+    if run.artifact("index").facts["kind"] != "exact":
+        yield f"{run.path('index')}: the centroids of the trained index"
+    if "cache" in run.stages and any(name.endswith(".safetensors") for name in run.artifact("cache").manifest["files"]):
+        yield f"{run.path('cache')}: the codebooks of the cache"
+    yield f"{run.path('search')}: which positions were near which, without text"
+    yield f"{run.path('tune')} and {run.path('eval')}: figures made with it"
+    for folder, what in (("analysis", "tables and figures made with it"), ("tensorboard", "training curves")):
+        if (run.root / folder).is_dir():
+            yield f"{run.root / folder}: {what}"
+    corpus = run.config.corpus
+    if corpus.tokens != "lm":
+        yield f"{run.path('corpus')}: the vocabulary has its words or bytes"
+    if source := corpus.source or corpus.train or corpus.dataset:
+        yield f"{cited(source)}: the text that the corpus was built from; it is yours, and was not touched"
+    if linked:
+        yield f"{linked} deleted files had other names too: a fork or a copy of this run has them still"
+    yield "backups and copies of the run directory, and the free space of the disk (" + os.uname().sysname + ")"

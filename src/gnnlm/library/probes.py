@@ -1,0 +1,132 @@
+"""Looking for erased documents in the files of a run: pieces of their text, their tokens and their states, as bytes."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gnnlm.artifact import Artifact, Files
+from gnnlm.corpus.stream import TEXT, Stream
+from gnnlm.errors import ArtifactError
+from gnnlm.generation import Generation
+from gnnlm.library.shelf import text_of
+from gnnlm.run import Run
+
+LETTERS = 24  # of a piece of text
+TOKENS = 12  # of a piece of a token stream
+LEAST_ROW = 16  # bytes of a row of states that tell it from any other
+SCANNED = 2**37  # bytes that are looked at in all: pieces times the size of the run
+FEWEST, MOST = 32, 4096  # pieces
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Pieces of erased documents that occur in no document that stays, and the names of those documents."""
+
+    names: tuple[str, ...]
+    pieces: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, run: Run, doomed: Sequence[Path], now: Generation) -> Probes:
+        """Pieces of the documents of segments that are about to be deleted and of no document that stays."""
+        stays = _Kept(run, now)
+        names: list[str] = []
+        found: list[list[bytes]] = [[], [], []]
+        for segment in doomed:
+            try:
+                text = Artifact.open(segment / TEXT)
+                stream = Stream(text, "train", [Files(text)])
+            except ArtifactError:  # unfinished, or erasing it was interrupted
+                continue
+            arrays = list(_arrays(segment))
+            for number, (name, document) in enumerate(zip(stream.names, stream.documents, strict=True)):
+                if (name, document["text"]) in stays.documents:
+                    continue
+                names.append(name)
+                first, last = stream.starts[number : number + 2].tolist()
+                found[0] += stays.new_text(document["text"])
+                found[1] += stays.new_tokens(np.asarray(stream.tokens[first : last - 1]))
+                found[2] += [array[row].tobytes() for array in arrays for row in range(first + 1, last)]
+        found[2] = stays.new_rows(found[2])
+        size = sum(path.stat().st_size for path in _all_files(run.root))
+        most = min(MOST, max(FEWEST, SCANNED // max(1, size)))
+        return cls(tuple(names), tuple(piece for kind in found for piece in _spread(kind, most // 3)))
+
+    def search(self, root: Path) -> tuple[tuple[str, ...], int]:
+        """The files that hold any of the pieces, and how many bytes were looked through."""
+        found, searched = [], 0
+        for path in _all_files(root) if self.pieces else ():
+            size = path.stat().st_size
+            searched += size
+            if size and _holds(path, self.pieces):
+                found.append(str(path))
+        return tuple(found), searched
+
+
+class _Kept:
+    """What stays: pieces that occur there too tell nothing."""
+
+    def __init__(self, run: Run, now: Generation) -> None:
+        self.documents: set[tuple[str, str]] = set()
+        streams = [text_of(run, segment, now.number) for segment in now.segments]
+        streams += [run.parts.streams[split] for split in ("valid", "test")]
+        for segment, stream in zip([*now.segments, None, None], streams, strict=True):
+            removed = set() if segment is None else set(segment.removed)
+            for number, document in enumerate(stream.documents):
+                if number not in removed:
+                    self.documents.add((document["name"], document["text"]))
+        self._text = "\0".join(text for _, text in self.documents)
+        self._tokens = b"".join(np.asarray(stream.tokens).tobytes() for stream in streams)
+        self._arrays = [array for segment in now.segments for array in _arrays(run.root / segment.name)]
+
+    def new_text(self, text: str) -> list[bytes]:
+        pieces = {text[start : start + LETTERS] for start in range(0, max(1, len(text) - LETTERS + 1), LETTERS // 2)}
+        new = [piece for piece in sorted(pieces) if len(piece) == LETTERS and piece not in self._text]
+        spelled = {form for piece in new for form in (piece, json.dumps(piece, ensure_ascii=False)[1:-1])}
+        return [form.encode("utf-8", "surrogatepass") for form in sorted(spelled)]
+
+    def new_tokens(self, tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[bytes]:
+        starts = range(0, max(0, len(tokens) - TOKENS + 1), TOKENS // 2)
+        pieces = {tokens[start : start + TOKENS].tobytes() for start in starts}
+        return [piece for piece in sorted(pieces) if piece not in self._tokens]
+
+    def new_rows(self, rows: Sequence[bytes]) -> list[bytes]:
+        """Rows of states that no document that stays has."""
+        left = {row for row in rows if len(row) >= LEAST_ROW and any(row)}
+        for array in self._arrays:
+            for start in range(0, len(array), 65_536):
+                block = np.ascontiguousarray(array[start : start + 65_536])
+                left -= {row.tobytes() for row in block}
+        return sorted(left)
+
+
+def _arrays(segment: Path) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.float16]]]:
+    """The arrays of a segment with a row for every position: states, keys, codes, tables of the cache."""
+    for kind in ("states", "codes", "cache"):
+        try:
+            part = Artifact.open(segment / kind)
+            yield from [part.array(name) for name in part.manifest["files"] if name.endswith(".npy")]
+        except ArtifactError:  # not there, or erased
+            continue
+
+
+def _spread(pieces: Sequence[bytes], most: int) -> Sequence[bytes]:
+    """At most so many, from all over."""
+    step = -(-len(pieces) // most) if pieces else 1
+    return pieces[::step]
+
+
+def _all_files(root: Path) -> Iterator[Path]:
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            yield path
+
+
+def _holds(path: Path, pieces: Sequence[bytes]) -> bool:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return any(data.find(piece) >= 0 for piece in pieces)

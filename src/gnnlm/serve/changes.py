@@ -1,0 +1,96 @@
+"""Changing the documents of a run over HTTP: added, replaced, removed. Only on a server with API keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gnnlm.errors import ArtifactError
+from gnnlm.library.changes import Change
+from gnnlm.library.library import Library
+from gnnlm.serve import docs
+from gnnlm.serve.desk import Desk, desk_of, in_worker
+from gnnlm.serve.lookup import ModelName
+from gnnlm.serve.problems import Problem, json_response
+from gnnlm.serve.schema import DocumentsBody, RemoveBody
+
+CLOSED: dict[int | str, dict[str, Any]] = {
+    403: {"model": docs.ErrorBody, "description": "The server has no API keys, so its documents cannot be changed."},
+    409: {"model": docs.ErrorBody, "description": "Another process is changing the run."},
+}
+router = APIRouter(responses={**docs.ERRORS, **CLOSED})
+
+
+@router.post("/v1/documents", responses={200: {"model": docs.ChangeOut}})
+async def add(request: Request, body: DocumentsBody) -> Response:
+    """Add documents. Other text under a name that is there is refused; the same text is no change."""
+    return await _change(request, body.model, lambda library: library.add_texts(_texts(body), tags=body.tags or ()))
+
+
+@router.put("/v1/documents", responses={200: {"model": docs.ChangeOut}})
+async def replace(request: Request, body: DocumentsBody) -> Response:
+    """Replace documents by others of the same names; their tags stay."""
+    return await _change(request, body.model, lambda library: library.replace_texts(_texts(body), tags=body.tags or ()))
+
+
+@router.post("/v1/documents/remove", responses={200: {"model": docs.ChangeOut}})
+async def remove(request: Request, body: RemoveBody) -> Response:
+    """Remove documents: no request that comes after this one finds them."""
+    return await _change(request, body.model, lambda library: library.remove(body.names))
+
+
+@router.get("/v1/history", responses={200: {"model": docs.HistoryOut}})
+async def history(request: Request, model: ModelName = None) -> Response:
+    """Every generation of a run's store, the first first."""
+    desk = desk_of(request)
+    library = _library(desk, model)
+    found = await in_worker(request, library.history)
+    data = [
+        {
+            "generation": each.number,
+            "made": each.made,
+            "by": each.what,
+            "added": each.added,
+            "removed": each.removed,
+            "documents": each.documents,
+            "rows": each.rows,
+        }
+        for each in found
+    ]
+    return json_response({"object": "list", "model": desk.runs.find(model)[0].name, "data": data})
+
+
+async def _change(request: Request, model: str, work: Callable[[Library], Change]) -> Response:
+    desk = desk_of(request)
+    if not desk.keys:
+        message = "documents can be changed only on a server with API keys; start it with --api-keys"
+        raise Problem(403, message, code="no_keys")
+    library = _library(desk, model)
+
+    def changed() -> Change:
+        made = work(library)
+        desk.runs.move_on()
+        return made
+
+    try:
+        made = await in_worker(request, changed)
+    except ArtifactError as error:
+        raise Problem(409, str(error), code="conflict") from error
+    shown: dict[str, Any] = {"object": "change", "model": desk.runs.find(model)[0].name, **made.as_json()}
+    return json_response({**shown, "overlapping": list(made.overlapping)})
+
+
+def _library(desk: Desk, model: str | None) -> Library:
+    run, _ = desk.runs.find(model)
+    if run.book.run is None:
+        raise Problem(400, f"{run.name} was not opened from a run directory", param="model")
+    return Library(run.book.run)
+
+
+def _texts(body: DocumentsBody) -> dict[str, str]:
+    texts = {document.name: document.text for document in body.documents}
+    if len(texts) < len(body.documents):
+        raise Problem(400, "documents: expected one document of each name", param="documents")
+    return texts
