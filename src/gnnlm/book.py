@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -23,7 +23,6 @@ from gnnlm.predict.own import with_text
 from gnnlm.predict.texts import Job, Text, batches, scored, tokenized
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
-from gnnlm.retrieval.neighbours import Neighbours
 from gnnlm.run import Run
 from gnnlm.run.opened import Opened
 from gnnlm.write.request import Pen, Stream, request
@@ -194,7 +193,7 @@ class Book:
         for start in range(0, len(job.ids), BLOCK):
             part = job.ids[start : min(start + BLOCK, len(job.ids) - 1)]
             prediction, past = self.model.read([part], past, ("base",), allowed, k, own_past=own_past)
-            for found in _each(prediction.neighbours[0].nearest(k)):
+            for found in prediction.neighbours[0].nearest(k).listed():
                 lines.append([Neighbour.at(store, row, score, left, right) for row, score in found])
         return lines
 
@@ -323,7 +322,7 @@ class Book:
         self.model.predictor.check(("gnn",))
         ids, allowed = self._prompt(text, chat=False), self.allowed(only, exclude)
         neighbours, weights, nodes, context = watched(self.model, ids, allowed)
-        (lines,) = _each(neighbours[None])
+        (lines,) = neighbours[None].listed()
         found = [Neighbour.at(self.model.store, row, score, 8, 8) for row, score in lines]
         return Attention(found, weights, nodes, context)
 
@@ -370,6 +369,7 @@ class Session(Book):
         names = ", ".join(document.name for document in documents)
         super().__init__(attached(book.model, documents), f"{book.origin} and {names}")
         self._before = book.pen  # of the same store: the book may move on
+        self._kept = book._opened  # and with it the lease on that store
 
     @cached_property
     def pen(self) -> Pen:
@@ -387,12 +387,6 @@ class Session(Book):
         if name == "model":
             raise ConfigError("this session has ended: its attached documents are gone; call book.attached again")
         raise AttributeError(name)
-
-
-def _each(neighbours: Neighbours) -> Iterator[Sequence[tuple[int, float]]]:
-    """The real neighbours of each query."""
-    for positions, similarity in zip(neighbours.positions.tolist(), neighbours.similarity.tolist(), strict=True):
-        yield [(row, score) for row, score in zip(positions, similarity, strict=True) if row >= 0]
 
 
 def open_book(path: str | Path, engine: Engine = HERE) -> Book:

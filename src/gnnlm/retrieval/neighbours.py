@@ -6,7 +6,7 @@ Shapes: K neighbours; any shape of queries before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,15 @@ class Neighbours:
             torch.cat([self.positions, missing.positions.to(self.positions.device)], dim=-1),
             torch.cat([self.similarity, missing.similarity.to(self.similarity.device)], dim=-1),
         )
+
+    def listed(self) -> Iterator[list[tuple[int, float]]]:
+        """Position and similarity of the real neighbours of each of some queries, [N, K].
+
+        >>> list(Neighbours(torch.tensor([[3, -1]]), torch.tensor([[0.5, -math.inf]])).listed())
+        [[(3, 0.5)]]
+        """
+        for positions, similarity in zip(self.positions.tolist(), self.similarity.tolist(), strict=True):
+            yield [(row, score) for row, score in zip(positions, similarity, strict=True) if row >= 0]
 
     def __getitem__(self, queries: Any) -> Neighbours:
         return Neighbours(self.positions[queries], self.similarity[queries])
