@@ -40,7 +40,7 @@ class Served:
     book: Book
     report: dict[str, Any]
     opened: int = field(default_factory=lambda: int(time.time()))
-    lasting: bool = True  # not made for one request
+    outdated: bool = False  # whether new requests get another: it was made for one
     _filters: dict[tuple[Any, ...], Allowed | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -61,7 +61,7 @@ class Served:
 
     def attached(self, documents: Sequence[TokenizedDocument]) -> Served:
         """The run with documents that only one request sees."""
-        return Served(self.name, Session(self.book, documents), self.report, self.opened, lasting=False)
+        return Served(self.name, Session(self.book, documents), self.report, self.opened, outdated=True)
 
     def taken(self, documents: Sequence[tuple[str, str]]) -> list[TokenizedDocument]:
         """Names and texts as documents to attach."""

@@ -202,7 +202,7 @@ class Worker:
             for key, writer in list(self._writers.items()):
                 if writer.busy:
                     self._step(key, writer)
-                if not (writer.busy or key[0].lasting):
+                if key[0].outdated and not writer.busy:
                     self._writers.pop(key, None)
             self._metrics.waiting.set(len(self._waiting))
             self._metrics.active.set(len(self._going))
