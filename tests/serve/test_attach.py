@@ -90,7 +90,7 @@ def test_it_is_gone_with_the_request(runs: Runs, text: str, monkeypatch: pytest.
         gc.collect()
         assert len(made) == 4
         assert sum(one() is not None for one in made) <= 1
-        assert all(run.lasting for run, _ in desk.worker._writers)
+        assert not any(run.outdated for run, _ in desk.worker._writers)
 
 
 def test_limits(serve: Serving, text: str) -> None:

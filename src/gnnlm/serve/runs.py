@@ -42,10 +42,9 @@ class Served:
     book: Book
     report: dict[str, Any]
     opened: int = field(default_factory=lambda: int(time.time()))
-    lasting: bool = True  # not made for one request
     _filters: dict[tuple[Any, ...], Allowed | None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    outdated: bool = False  # whether new requests get a later generation
+    outdated: bool = False  # whether new requests get another: a later generation, or it was made for one
 
     def moved_on(self) -> Served:
         """The same run at its current generation; this one, if that is its own."""
@@ -69,7 +68,7 @@ class Served:
 
     def attached(self, documents: Sequence[TokenizedDocument]) -> Served:
         """The run with documents that only one request sees."""
-        return Served(self.name, Session(self.book, documents), self.report, self.opened, lasting=False)
+        return Served(self.name, Session(self.book, documents), self.report, self.opened, outdated=True)
 
     def taken(self, documents: Sequence[tuple[str, str]]) -> list[TokenizedDocument]:
         """Names and texts as documents to attach."""

@@ -283,8 +283,6 @@ class Worker:
         for key, writer in list(self._writers.items()):
             if writer.busy:
                 self._step(key, writer)
-            if not (writer.busy or key[0].lasting):
-                self._writers.pop(key, None)
 
     def _step(self, key: tuple[Served, str], writer: Writer) -> None:
         try:
