@@ -4,7 +4,7 @@ A key is the state (or the last feed-forward's input), scaled to unit length und
 position past a document's last) are not indexed: there is nothing to copy from them.
 
 Every segment of the store is searched by itself, and the results are merged (`segmented.py`). Exact search is
-`exact.py`; everything approximate is FAISS, in `faiss_index.py`.
+`exact.py`; everything approximate is FAISS, in `faiss_index.py`. What `index.kind` stands for is in `choice.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gnnlm.config import IndexConfig
 from gnnlm.corpus.stream import Stream
 from gnnlm.engine import Spread, here
 from gnnlm.progress import say
+from gnnlm.retrieval.choice import choose_index
 from gnnlm.retrieval.neighbours import Neighbours
 
 Ids = npt.NDArray[np.int64]
@@ -147,13 +148,17 @@ def build_index(
 ) -> Artifact:
     """Index the train split. Exact search needs no file of its own: it reads the store's keys."""
     rows = Rows.of(stream)
-    if config.kind == "exact":
+    chosen = choose_index(config, len(rows), int(encoded.facts["width"]))
+    if config.kind == "auto":
+        say(f"index: auto chose {chosen.kind}, as {chosen.why}")
+    if chosen.kind == "exact":
         say(f"index: exact search over {len(rows):,} rows")
     else:
-        from gnnlm.retrieval.faiss_index import build_faiss_parts
+        from gnnlm.retrieval.faiss_build import build_faiss_parts
 
         build_faiss_parts(draft, encoded, stream, config, seed, spread)
-    return draft.finish({"rows": len(rows), "metric": config.metric, "kind": config.kind})
+    asked = {"asked": config.kind, "why": chosen.why} if config.kind == "auto" else {}
+    return draft.finish({"rows": len(rows), "metric": config.metric, "kind": chosen.kind, **asked})
 
 
 def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, device: str = "cpu") -> Index:
@@ -162,18 +167,18 @@ def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, d
 
     if made.facts["kind"] == "exact":
         return open_exact(encoded, stream, made.facts["metric"], device)
-    from gnnlm.retrieval.faiss_index import open_faiss_index
+    from gnnlm.retrieval.faiss_index import FaissIndex, open_faiss_index
 
     metric, files = made.facts["metric"], files_of(encoded, "train.")
     parts = made.parts or (made,)  # an older run has the index of its one segment here
 
-    def opened(number: int) -> Index:
+    def opened(number: int) -> FaissIndex:
         keys = files[number].array(key_file(encoded))
         return open_faiss_index(
             parts[number].file("index.faiss"), keys, Rows.of(stream.segments[number]), metric, probes
         )
 
-    return SegmentedIndex.over(stream, metric, opened)
+    return SegmentedIndex.over(stream, metric, opened, assign=FaissIndex.assign)
 
 
 def open_exact(encoded: Artifact, stream: Stream, metric: str, device: str = "cpu") -> Index:

@@ -117,9 +117,13 @@ def _codec_inputs(run: Run, _: Facts) -> dict[str, Any]:
 
 
 def _index_inputs(run: Run, facts: Facts) -> dict[str, Any]:
-    index = run.config.index
-    clusters = index.clusters_of(facts["corpus"]["train"]["tokens"]) if index.kind in ("ivf", "ivfpq") else None
-    section = _section(index, "index", skip=("probes", "clusters"))
+    from gnnlm.retrieval.choice import choose_index
+
+    index, rows = run.config.index, facts["corpus"]["train"]["tokens"]
+    kind = choose_index(index, rows, facts["encode"]["width"]).kind
+    clusters = index.clusters_of(rows) if kind in ("ivf", "paper") else None
+    section = _section(index, "index", skip=("probes", "clusters", "memory_gb"))
+    section["index.kind"] = "ivfpq" if kind == "paper" else kind  # the name that older runs have recorded
     return {**section, "index.clusters": clusters, "seed": run.config.seed}
 
 

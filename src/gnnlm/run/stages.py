@@ -102,7 +102,7 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
     from gnnlm.datastore.encode import build_store
     from gnnlm.datastore.quantize import check_bytes
     from gnnlm.gnn.options import resolve_options
-    from gnnlm.retrieval.faiss_index import check_index
+    from gnnlm.retrieval.faiss_build import check_index
     from gnnlm.retrieval.passages import open_bm25
 
     config, lm, streams = run.config, run.parts.lm, run.parts.streams
