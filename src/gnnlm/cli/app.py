@@ -14,6 +14,7 @@ from rich.table import Table
 from gnnlm import __version__
 from gnnlm.artifact import State, human_bytes
 from gnnlm.cli.analyze import analyze
+from gnnlm.cli.doctor import doctor
 from gnnlm.cli.harness import eval_harness
 from gnnlm.cli.lm import lm
 from gnnlm.cli.options import (
@@ -76,6 +77,7 @@ app.command()(analyze)
 app.command()(serve)
 app.command()(eval_harness)
 app.command()(plan)
+app.command()(doctor)
 
 
 @app.command()

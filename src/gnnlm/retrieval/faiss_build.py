@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Array, Artifact, Draft, file_digest, files_of, found_part, writing
+from gnnlm.artifact import Array, Artifact, Draft, draft_path, file_digest, files_of, found_part, writing
 from gnnlm.config import IndexConfig
 from gnnlm.config.retrieval import ROWS_PER_CLUSTER
 from gnnlm.corpus.stream import Stream, part_name
@@ -25,7 +25,7 @@ from gnnlm.retrieval.choice import factory_of, resolved
 from gnnlm.retrieval.index import Rows, as_keys, key_file, keys_of
 
 Floats = npt.NDArray[np.float32]
-PART, TRAINED = "index", "trained.faiss"
+PART, TRAINED, FILE = "index", "trained.faiss", "index.faiss"
 TRAIN_ROWS = 262_144  # a quantizer is trained on this many rows, or on more if it has very many clusters
 BATCH = 65_536
 
@@ -63,8 +63,8 @@ def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
 
 def build_faiss_parts(
     draft: Draft, encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, spread: Spread = here
-) -> None:
-    """Train an index on a sample of all keys, and make a copy of it with the rows of each segment."""
+) -> list[Path]:
+    """Train an index on a sample of all keys, and make a copy of it with the rows of each segment: their files."""
     file = draft.file(TRAINED)
     if not draft.resumed:
         for path in spread(draft.shards, partial(train_to, encoded, stream, config, seed), [Task("trained", TRAINED)]):
@@ -82,11 +82,18 @@ def build_faiss_parts(
     filled = spread(draft.shards, partial(fill_index, encoded, stream, config.metric, file), tasks)
 
     def moved(part: Draft, number: int) -> dict[str, Any]:
-        next(filled).replace(part.file("index.faiss"))
+        next(filled).replace(part.file(FILE))
         return {"rows": len(Rows.of(stream.segments[number]))}
 
     for number, name in enumerate(names):
         draft.part(name, inputs[number], partial(moved, number=number))
+    return [_place(draft.path.parent / name) / FILE for name in names]
+
+
+def _place(part: Path) -> Path:
+    """Where a part is: it waits for the others, or was in place before."""
+    waiting = draft_path(part)
+    return waiting if (waiting / FILE).is_file() else part
 
 
 def train_to(encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, path: Path) -> None:

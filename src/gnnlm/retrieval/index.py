@@ -9,9 +9,11 @@ Every segment of the store is searched by itself, and the results are merged (`s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,7 @@ from gnnlm.retrieval.choice import choose_index
 from gnnlm.retrieval.neighbours import Neighbours
 
 Ids = npt.NDArray[np.int64]
+CHECKED, CHECKED_KS = 64, (1, 10, 128, 1024)  # valid positions on which a new index is compared with exact search
 
 
 @dataclass(frozen=True)
@@ -151,32 +154,51 @@ def build_index(
     chosen = choose_index(config, len(rows), int(encoded.facts["width"]))
     if config.kind == "auto":
         say(f"index: auto chose {chosen.kind}, as {chosen.why}")
+    facts: dict[str, Any] = {"rows": len(rows), "metric": config.metric, "kind": chosen.kind}
+    if config.kind == "auto":
+        facts |= {"asked": "auto", "why": chosen.why}
     if chosen.kind == "exact":
         say(f"index: exact search over {len(rows):,} rows")
-    else:
-        from gnnlm.retrieval.faiss_build import build_faiss_parts
+        return draft.finish(facts)
+    from gnnlm.retrieval.faiss_build import build_faiss_parts
+    from gnnlm.retrieval.recall import recall_of_index
 
-        build_faiss_parts(draft, encoded, stream, config, seed, spread)
-    asked = {"asked": config.kind, "why": chosen.why} if config.kind == "auto" else {}
-    return draft.finish({"rows": len(rows), "metric": config.metric, "kind": chosen.kind, **asked})
+    parts = build_faiss_parts(draft, encoded, stream, config, seed, spread)
+    valid = keys_of(encoded, "valid")
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(valid))[:CHECKED])
+    keys_ND = torch.from_numpy(np.stack([valid[number] for number in drawn.tolist()]))
+    index = _opened(parts, encoded, stream, config.metric, config.probes)
+    found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), rows, CHECKED_KS)
+    words = ", ".join(f"recall@{k} {recall:.3f}" for k, recall in found.items())
+    say(f"index: {words} of {len(drawn)} valid positions, against exact search")
+    recall = {str(k): recall for k, recall in found.items()}
+    return draft.finish({**facts, "recall": recall, "recall_queries": len(drawn), "probes": config.probes})
 
 
 def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, device: str = "cpu") -> Index:
     """The index of a run over the keys of its store; a segment's part is read at the first search."""
-    from gnnlm.retrieval.segmented import SegmentedIndex
-
     if made.facts["kind"] == "exact":
         return open_exact(encoded, stream, made.facts["metric"], device)
-    from gnnlm.retrieval.faiss_index import FaissIndex, open_faiss_index
-
-    metric, files = made.facts["metric"], files_of(encoded, "train.")
     parts = made.parts or (made,)  # an older run has the index of its one segment here
+    return _opened([_later(part) for part in parts], encoded, stream, made.facts["metric"], probes)
+
+
+def _later(part: Artifact) -> Callable[[], Path]:
+    return lambda: part.file("index.faiss")
+
+
+def _opened(
+    files: Sequence[Path | Callable[[], Path]], encoded: Artifact, stream: Stream, metric: str, probes: int
+) -> Index:
+    """The FAISS index of each segment, from its file, which is asked for when the segment is first searched."""
+    from gnnlm.retrieval.faiss_index import FaissIndex, open_faiss_index
+    from gnnlm.retrieval.segmented import SegmentedIndex
+
+    states = files_of(encoded, "train.")
 
     def opened(number: int) -> FaissIndex:
-        keys = files[number].array(key_file(encoded))
-        return open_faiss_index(
-            parts[number].file("index.faiss"), keys, Rows.of(stream.segments[number]), metric, probes
-        )
+        keys, rows, file = states[number].array(key_file(encoded)), Rows.of(stream.segments[number]), files[number]
+        return open_faiss_index(file if isinstance(file, Path) else file(), keys, rows, metric, probes)
 
     return SegmentedIndex.over(stream, metric, opened, assign=FaissIndex.assign)
 

@@ -242,6 +242,7 @@ def _build_report(run: Run, draft: Draft) -> Artifact:
         parts.streams["test"],
         corpus=run.artifact("corpus"),
         encoded=run.artifact("encode"),
+        indexed=run.artifact("index"),
         searched=run.artifact("search"),
         codec=run.artifact("codec"),
         tuned=run.artifact("tune"),
