@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import faiss
@@ -23,8 +24,24 @@ from gnnlm.retrieval.index import Rows
 
 Floats = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
-SCORES_AT_ONCE = 2**26  # scores of a batch of queries: 256 MB of float32
+SCORES_AT_ONCE = 2**25  # scores of some queries: 128 MB of float32
 SIGN = np.int32(0x7FFFFFFF)
+
+
+class _Space:
+    """Memory for scores and decoded rows that all searches of this process use in turn: fresh pages take time."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self._held: dict[str, Floats] = {}
+
+    def of(self, name: str, size: int) -> Floats:
+        if name not in self._held or len(self._held[name]) < size:
+            self._held[name] = np.empty(size, np.float32)
+        return self._held[name][:size]
+
+
+SPACE = _Space()
 
 
 @dataclass(frozen=True)
@@ -57,8 +74,6 @@ class Lists:
         self._positions = positions.numpy().astype(np.int32 if int(rows.starts[-1]) < 2**31 else np.int64)
         self._centroids = torch.from_numpy(_centroids(self._ivf))
         self._half = _is_half(self._ivf)
-        width = self._centroids.shape[1]
-        self._decoded = torch.empty(int(self._sizes.max()), width)  # one buffer: fresh pages take time
 
     @staticmethod
     def of(index: Any, rows: Rows) -> Lists | None:
@@ -95,9 +110,10 @@ class Lists:
         for first, last in itertools.pairwise([0, *cuts.tolist(), len(asked)]):
             some = slice(first, last)
             part = Assigned(asked.keys_ND[some], asked.queries[some], asked.lists_NP[some])
-            found, begins_NP = self._scores(part, open_P)
             bounds = None if barred is None else (barred[0][some], barred[1][some])
-            self._nearest(part.lists_NP, found, begins_NP, bounds, positions[some], scores[some])
+            with SPACE.lock:
+                found, begins_NP = self._scores(part, open_P)
+                self._nearest(part.lists_NP, found, begins_NP, bounds, positions[some], scores[some])
         return positions, scores
 
     def _scores(self, asked: Assigned, open_P: npt.NDArray[np.bool_] | None) -> tuple[Floats, Numbers]:
@@ -107,7 +123,7 @@ class Lists:
         order = np.argsort(lists, kind="stable")
         first = np.flatnonzero(np.diff(lists[order], prepend=-1))
         queries_ND = torch.from_numpy(asked.queries)
-        found = np.empty(int(self._sizes[lists[lists >= 0]].sum()), np.float32)
+        found = SPACE.of("scores", int(self._sizes[lists[lists >= 0]].sum()))
         begins, done = np.zeros(len(lists), np.int64), 0
         for low, high in itertools.pairwise([*first.tolist(), len(order)]):
             number, pairs = int(lists[order[low]]), order[low:high]
@@ -132,7 +148,8 @@ class Lists:
     def _residuals(self, number: int) -> Tensor:
         """A list's rows, minus its centroid."""
         rows, centroid_D = int(self._sizes[number]), self._centroids[number]
-        out_RD = self._decoded[:rows]
+        width = len(centroid_D)
+        out_RD = torch.from_numpy(SPACE.of("decoded", rows * width)).view(rows, width)
         if self._half:
             out_RD.copy_(torch.from_numpy(self._codes[number].view(np.float16)).view(out_RD.shape))
             return out_RD if self._ivf.by_residual else out_RD.sub_(centroid_D)
@@ -172,8 +189,10 @@ def best_of(scores: Floats, positions: npt.NDArray[Any], k: int) -> tuple[Number
     [[7, 9, 4], [3.0, 3.0, 1.0]]
     """
     if len(scores) > k:
-        last = np.partition(scores, len(scores) - k)[len(scores) - k]
-        kept = np.flatnonzero(scores >= last)
+        kept = np.argpartition(scores, len(scores) - k)[len(scores) - k :]
+        last = scores[kept[0]]
+        if np.count_nonzero(scores >= last) > k:  # of those that are as good as the last, all are looked at
+            kept = np.flatnonzero(scores >= last)
         scores, positions = scores[kept], positions[kept]
     if len(scores) and np.isneginf(scores.min()):
         real = ~np.isneginf(scores)

@@ -41,14 +41,14 @@ def recall_of(found: Neighbours, keys_ND: Tensor, exact: Index, ks: Sequence[int
     `exact` indexes the same rows. Missing neighbours (-1) are not found; where there are fewer than k rows, all of
     them are wanted.
     """
-    return _recalls(found, keys_ND, exact, exact.search(keys_ND, max(ks)).similarity, ks)
+    return recall_from(found, keys_ND, exact, exact.search(keys_ND, max(ks)).similarity, ks)
 
 
 def recall_of_index(index: Index, keys_ND: Tensor, stored: Array, rows: Rows, ks: Sequence[int]) -> dict[int, float]:
     """Recall of an index over `stored` keys, which are read once, a piece after the other: it needs little memory."""
     k = min(max(ks), len(rows))
     true_NK = nearest(keys_ND, stored, rows, k, index.metric).similarity
-    return _recalls(index.search(keys_ND, k), keys_ND, index, true_NK, ks)
+    return recall_from(index.search(keys_ND, k), keys_ND, index, true_NK, ks)
 
 
 def nearest(keys_ND: Tensor, stored: Array, rows: Rows, k: int, metric: str, label: str = "exact search") -> Neighbours:
@@ -63,7 +63,9 @@ def nearest(keys_ND: Tensor, stored: Array, rows: Rows, k: int, metric: str, lab
     return best
 
 
-def _recalls(found: Neighbours, keys_ND: Tensor, index: Index, true_NK: Tensor, ks: Sequence[int]) -> dict[int, float]:
+def recall_from(
+    found: Neighbours, keys_ND: Tensor, index: Index, true_NK: Tensor, ks: Sequence[int]
+) -> dict[int, float]:
     """From the similarities of the true neighbours; those of the found ones are computed from the keys."""
     recalls = {}
     for k in ks:

@@ -165,7 +165,8 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     model.checkpoint = config.train.checkpoint
     with tensorboard(run.root / "tensorboard") as log:
         fitting = _fitting(run, draft, log, config.train.device)
-        return train_gnn(fitting, model, parts.head, parts.graphs, Texts(train, valid), config.train)
+        texts = Texts(train, valid, torch.from_numpy(parts.train_positions))
+        return train_gnn(fitting, model, parts.head, parts.graphs, texts, config.train)
 
 
 def _build_cache(run: Run, draft: Draft) -> Artifact:
