@@ -104,3 +104,15 @@ def test_scaling(write_config: Any) -> None:
         held = [case["index_bytes"] for case in found]
         assert held == sorted(held, reverse=True)
         assert all(case["queries_per_second"] > 0 and case["seconds"] > 0 for case in found)
+
+
+def test_search(tiny_run: Run) -> None:
+    """Real states and inflated ones; exact search finds everything, and every index most of it."""
+    sizes, kinds = ("1500", "3000"), ("exact", "ivf", "auto", "IVF8,SQfp16", "PCA16,IVF8,PQ16x4fs")
+    given = ("--run", str(tiny_run.root), "--rows", *sizes, "--index", *kinds, "--k", "128", "--tries", "1", "--json")
+    cases = last_line("search.py", *given)["cases"]
+    assert [(case["rows"], case["index"]) for case in cases] == [(int(n), kind) for n in sizes for kind in kinds]
+    fields = ("queries_per_s", "queries_per_s_single", "bytes_per_vector")
+    assert all(case[name] > 0 for case in cases for name in fields)
+    assert all(case["recall_at_1024"] == 1 for case in cases if case["kind"] == "exact")
+    assert all(0.5 < case["recall_at_128"] <= 1 for case in cases)
