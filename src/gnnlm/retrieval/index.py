@@ -23,6 +23,7 @@ from torch import Tensor
 from gnnlm.artifact import Array, Artifact, Draft, files_of, joined
 from gnnlm.config import IndexConfig
 from gnnlm.corpus.stream import Stream
+from gnnlm.datastore.store import read_rows
 from gnnlm.engine import Spread, here
 from gnnlm.progress import say
 from gnnlm.retrieval.choice import choose_index
@@ -166,7 +167,7 @@ def build_index(
     parts = build_faiss_parts(draft, encoded, stream, config, seed, spread)
     valid = keys_of(encoded, "valid")
     drawn = np.sort(np.random.default_rng(seed).permutation(len(valid))[:CHECKED])
-    keys_ND = torch.from_numpy(np.stack([valid[number] for number in drawn.tolist()]))
+    keys_ND = read_rows(valid, torch.from_numpy(drawn))
     index = _opened(parts, encoded, stream, config.metric, config.probes)
     found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), rows, CHECKED_KS)
     words = ", ".join(f"recall@{k} {recall:.3f}" for k, recall in found.items())

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from gnnlm.artifact import Array
+from gnnlm.datastore.store import read_rows
 from gnnlm.progress import Track
 from gnnlm.retrieval.exact import ExactIndex, sorted_neighbours
-from gnnlm.retrieval.index import Index, Rows
+from gnnlm.retrieval.index import Index, Rows, as_keys
 from gnnlm.retrieval.neighbours import Neighbours
 
 RECALL_KS = (1, 10, 128, 1024)
@@ -56,7 +57,9 @@ def nearest(keys_ND: Tensor, stored: Array, rows: Rows, k: int, metric: str, lab
     best = Neighbours.none(len(keys_ND), k=k)
     with Track(label, len(rows), "rows", brief=True) as track:
         for some in torch.arange(len(rows)).split(ROWS_AT_ONCE):
-            found = ExactIndex.over(stored, rows.positions(some), metric).search(keys_ND, k)
+            positions_R = rows.positions(some)
+            exact = ExactIndex(as_keys(read_rows(stored, positions_R), metric), positions_R, metric)
+            found = exact.search(keys_ND, k)
             positions_NC = torch.cat([best.positions, found.positions], dim=1)
             best = sorted_neighbours(positions_NC, torch.cat([best.similarity, found.similarity], dim=1), k)
             track.advance(len(some))
