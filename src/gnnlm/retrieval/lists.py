@@ -65,10 +65,9 @@ class Lists:
     def __init__(self, index: Any, rows: Rows) -> None:
         self._index = index
         self._ivf = _inverted(index)
-        lists, size, self.count = self._ivf.invlists, self._ivf.code_size, int(self._ivf.nlist)
+        lists, self.count = self._ivf.invlists, int(self._ivf.nlist)
         self._sizes = np.array([lists.list_size(number) for number in range(self.count)])
         self._begins = np.concatenate([[0], np.cumsum(self._sizes)])
-        self._codes = [_viewed(lists.get_codes(n), rows * size) for n, rows in enumerate(self._sizes.tolist())]
         ids = [_viewed(lists.get_ids(number), rows) for number, rows in enumerate(self._sizes.tolist())]
         positions = rows.positions(torch.from_numpy(np.concatenate(ids).astype(np.int64)))
         self._positions = positions.numpy().astype(np.int32 if int(rows.starts[-1]) < 2**31 else np.int64)
@@ -150,12 +149,13 @@ class Lists:
         rows, centroid_D = int(self._sizes[number]), self._centroids[number]
         width = len(centroid_D)
         out_RD = torch.from_numpy(SPACE.of("decoded", rows * width)).view(rows, width)
+        codes = self._ivf.invlists.get_codes(number)
         if self._half:
-            out_RD.copy_(torch.from_numpy(self._codes[number].view(np.float16)).view(out_RD.shape))
+            halves = _viewed(codes, rows * self._ivf.code_size).view(np.float16)
+            out_RD.copy_(torch.from_numpy(halves).view(out_RD.shape))
             return out_RD if self._ivf.by_residual else out_RD.sub_(centroid_D)
         lists = np.full(rows, number, np.int64)
-        codes, decoded = faiss.swig_ptr(self._codes[number]), faiss.swig_ptr(out_RD.numpy())
-        self._ivf.decode_vectors(rows, codes, faiss.swig_ptr(lists), decoded)
+        self._ivf.decode_vectors(rows, codes, faiss.swig_ptr(lists), faiss.swig_ptr(out_RD.numpy()))
         return out_RD.sub_(centroid_D)
 
     def _nearest(
