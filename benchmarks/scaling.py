@@ -107,7 +107,7 @@ def simulate(config: Config, width: int, rates: Rates, merging: dict[int, float]
     scanning = shape.found * rates.compare / nodes + shape.probed(rows) / nodes * rates.scan + k * rates.neighbour
     joining = merging[nodes] / nodes + ((nodes - 1) * k * 8 / NETWORK / nodes if nodes > 1 else 0.0)
     seconds = queries * (scanning + joining)
-    index = rows / nodes * (shape.code + 8) + 4.0 * shape.clusters * width
+    index = rows / nodes * shape.row + 4.0 * shape.clusters * shape.width
     return Simulated(size, nodes, seconds, queries / seconds, joining / (scanning + joining), index)
 
 

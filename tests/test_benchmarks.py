@@ -115,3 +115,15 @@ def test_own_past(tiny_run: Run) -> None:
     assert all(case["change"] == pytest.approx(0, abs=1e-6) for case in base)
     assert all(case["low"] <= case["change"] <= case["high"] for case in result["cases"])
     assert any(case["without"] != pytest.approx(case["with"], rel=1e-4) for case in result["cases"])
+
+
+def test_search(tiny_run: Run) -> None:
+    """Real states and inflated ones; exact search finds everything, and every index most of it."""
+    sizes, kinds = ("1500", "3000"), ("exact", "ivf", "auto", "IVF8,SQfp16", "PCA16,IVF8,PQ16x4fs")
+    given = ("--run", str(tiny_run.root), "--rows", *sizes, "--index", *kinds, "--k", "128", "--tries", "1", "--json")
+    cases = last_line("search.py", *given)["cases"]
+    assert [(case["rows"], case["index"]) for case in cases] == [(int(n), kind) for n in sizes for kind in kinds]
+    fields = ("queries_per_s", "queries_per_s_single", "bytes_per_vector")
+    assert all(case[name] > 0 for case in cases for name in fields)
+    assert all(case["recall_at_1024"] == 1 for case in cases if case["kind"] == "exact")
+    assert all(0.5 < case["recall_at_128"] <= 1 for case in cases)

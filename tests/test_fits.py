@@ -34,7 +34,7 @@ def test_memory_counts_one_by_one_and_disk_together() -> None:
 @pytest.mark.parametrize(
     ("changes", "lacking", "setting"),
     [
-        (("index.kind=exact",), {"memory": 100e9}, "index.kind=ivfpq"),
+        (("index.kind=exact",), {"memory": 100e9}, "index.kind=auto"),
         (("store.dtype=fp32",), {"disk": 480e9}, "store.dtype=fp16"),
         (("train.batch_blocks=512",), {"memory": 60e9}, "train."),
         ((), {"disk": 150e9}, "corpus.max_train_tokens="),

@@ -72,7 +72,7 @@ def test_the_papers_settings() -> None:
         assert (config.gnn.preset, config.gnn.layers, config.gnn.left, config.gnn.right) == ("paper", 3, 1, 1)
         assert [phase.k for phase in config.train.curriculum] == [32, 128]
         assert config.gnn.context == 128
-        assert (config.index.metric, config.index.kind) == ("cosine", "ivfpq")
+        assert (config.index.metric, config.index.kind) == ("cosine", "paper")
     words, sentences, characters = (
         load_config(CONFIGS / f"{name}.yaml") for name in ("wikitext103", "one_billion_word", "enwik8")
     )

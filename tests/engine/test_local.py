@@ -222,3 +222,18 @@ def test_engines_that_are_not_there(write_config: WriteConfig, monkeypatch: pyte
 
 def test_the_command_line_names_the_engines(write_config: WriteConfig) -> None:
     assert "expected an engine named local or ray" in error_line("run", write_config(), "--engine", "dask")
+
+
+def test_a_damaged_shard_is_noticed_and_done_again(tmp_path: Path) -> None:
+    def work(path: Path) -> None:
+        save_arrays(path, {"values": np.arange(1000, dtype=np.float16), "none": np.empty((0, 3), np.int32)})
+
+    path = Task("some", "shard").do(work, tmp_path)
+    assert load_arrays(path)["values"].tolist() == list(range(1000))
+    assert load_arrays(path)["none"].shape == (0, 3)
+    for damage in (lambda content: content[:-100] + b"x" + content[-99:], lambda content: content[:50]):
+        path.write_bytes(damage(path.read_bytes()))
+        with pytest.raises(ArtifactError, match="was damaged after it was written, and is removed; run the same"):
+            load_arrays(path)
+        assert not path.exists()
+        Task("some", "shard").do(work, tmp_path)

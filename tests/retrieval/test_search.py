@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from gnnlm.artifact import Draft
 from gnnlm.config import IndexConfig
 from gnnlm.errors import ConfigError
+from gnnlm.retrieval import choice, faiss_build
 from gnnlm.retrieval import exact as exact_module
 from gnnlm.retrieval import faiss_index as module
 from gnnlm.retrieval.exact import ExactIndex
-from gnnlm.retrieval.faiss_index import FaissIndex, check_index, fill_with, train_index, training_rows
+from gnnlm.retrieval.faiss_build import check_index, fill_with, train_index, training_rows
+from gnnlm.retrieval.faiss_index import FaissIndex
 from gnnlm.retrieval.index import Allowed, Index, Rows, build_index, keys_of, open_index
 from gnnlm.retrieval.search import LeakageRule, Queries
 from gnnlm.run import Run
@@ -119,13 +121,13 @@ def test_batches_find_the_same_rows(rows: int, copies: int, k: int, cut: int, me
 
 @pytest.mark.parametrize(
     "kind",
-    ["ivf", "OPQ8,IVF16,PQ8x4", pytest.param("ivfpq", marks=pytest.mark.slow)],  # OPQ of 8 bits takes a minute
+    ["ivf", "OPQ8,IVF16,PQ8x4", pytest.param("paper", marks=pytest.mark.slow)],  # OPQ of 8 bits takes a minute
 )
 def test_approximate_search_finds_most_of_what_exact_search_finds(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recall is measured against exact search, and batches of 1 and of 9 find the same rows."""
-    monkeypatch.setattr(module, "LEVELS", 1)  # learn codes from fewer rows than is wise
+    monkeypatch.setattr(faiss_build, "LEVELS", 1)  # learn codes from fewer rows than is wise
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(40, 16)) * 3
     states = centres[rng.integers(40, size=4000)] + rng.normal(size=(4000, 16))
@@ -136,7 +138,7 @@ def test_approximate_search_finds_most_of_what_exact_search_finds(
     want = exact(states).search(queries, 20).positions.numpy()
     found = index.search(queries, 20)
     recall = np.mean([len(np.intersect1d(a, b)) / 20 for a, b in zip(found.positions.numpy(), want, strict=True)])
-    assert recall > {"ivf": 0.95, "ivfpq": 0.6}.get(kind, 0.4)
+    assert recall > {"ivf": 0.95, "paper": 0.6}.get(kind, 0.4)
     for size in (1, 9):
         parts = torch.cat([index.search(part, 20).positions for part in queries.split(size)])
         assert torch.equal(parts, found.positions)
@@ -251,10 +253,10 @@ def test_a_continuous_text_leaks_across_documents(
 
 
 def test_codes_need_rows_to_learn_from() -> None:
-    with pytest.raises(ConfigError, match=r"ivfpq needs at least 9,984 rows .* has 1,500; use exact"):
-        check_index(IndexConfig(kind="ivfpq", bytes=8), 16, 1500)
+    with pytest.raises(ConfigError, match=r"paper needs at least 9,984 rows .* has 1,500; use exact"):
+        check_index(IndexConfig(kind="paper", bytes=8), 16, 1500)
     with pytest.raises(ConfigError, match=r"index\.bytes must divide 16"):
-        check_index(IndexConfig(kind="ivfpq", bytes=7), 16, 20_000)
+        check_index(IndexConfig(kind="paper", bytes=7), 16, 20_000)
 
 
 def test_clusters_leave_rows_to_train_each() -> None:
@@ -268,8 +270,8 @@ def test_clusters_leave_rows_to_train_each() -> None:
 def test_many_clusters_are_found_through_a_graph(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TRAIN_ROWS", 8)
-    monkeypatch.setattr(module, "MANY_CLUSTERS", 16)
+    monkeypatch.setattr(faiss_build, "TRAIN_ROWS", 8)
+    monkeypatch.setattr(choice, "MANY_CLUSTERS", 16)
     store, stream = tiny_run.artifact("encode"), tiny_run.parts.streams["train"]
     made = build_index(
         Draft(tmp_path / "index", "index", {}), store, stream, IndexConfig(kind="ivf", clusters=40), seed=0

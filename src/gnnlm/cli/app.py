@@ -14,6 +14,7 @@ from rich.table import Table
 from gnnlm import __version__
 from gnnlm.artifact import State, human_bytes
 from gnnlm.cli.analyze import analyze
+from gnnlm.cli.doctor import doctor
 from gnnlm.cli.documents import add, compact, documents, history, remove, renew, replace, sync
 from gnnlm.cli.harness import eval_harness
 from gnnlm.cli.lm import lm
@@ -79,6 +80,7 @@ app.command()(eval_harness)
 app.command()(plan)
 for command in (add, remove, replace, sync, compact, renew, documents, history):
     app.command()(command)
+app.command()(doctor)
 
 
 @app.command()

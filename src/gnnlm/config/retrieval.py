@@ -13,7 +13,8 @@ from gnnlm.config.words import show
 
 MAX_CLUSTERS = 2**24
 MAX_LINKS = 1024
-NAMED_KINDS = ("exact", "ivf", "ivfpq")
+NAMED_KINDS = ("auto", "exact", "ivf", "paper")
+OLDER_KINDS = {"ivfpq": "paper"}  # names that older runs have in their configs
 UNUSABLE = {  # parts of FAISS factory strings whose indexes cannot do what search needs
     "IDMap": "has ids of its own",
     "NSG": "takes no second batch of rows",
@@ -69,16 +70,20 @@ class IndexConfig(Section):
     )
     kind: str = Field(
         "exact",
-        description="Kind of FAISS index. `exact` compares with every row; `ivf` looks into some clusters only, for "
-        "stores of a million rows or more; `ivfpq` also compresses keys to a few bytes, as in the paper. Or a FAISS "
-        "factory string, such as HNSW32.",
+        description="Kind of index. `exact` compares with every row. `auto` chooses from the number of rows, the width "
+        "and memory_gb; the index says what it chose and why. `ivf` looks into some clusters only. `paper` also "
+        "compresses keys to a few bytes, as the paper does. Or a FAISS factory string, such as HNSW32.",
     )
-    bytes: int = Field(64, ge=1, le=65_536, description="Bytes per key under `ivfpq`; must divide the key's width.")
+    memory_gb: float = Field(
+        4.0, gt=0, le=1_000_000, description="The largest index, in gigabytes of memory, that `auto` may choose."
+    )
+    bytes: int = Field(64, ge=1, le=65_536, description="Bytes per key under `paper`; must divide the key's width.")
     clusters: int | None = Field(
         None,
         ge=1,
         le=MAX_CLUSTERS,
-        description="Number of clusters of `ivf` and `ivfpq`. Default: 4 x the square root of the number of rows.",
+        description="Number of clusters of `auto`, `ivf` and `paper`. Default: 4 x the square root of the number of "
+        "rows; under `auto` 2 x.",
     )
     probes: int = Field(
         32, ge=1, le=MAX_CLUSTERS, description="Clusters searched per query. More find more of the true neighbours."
@@ -87,14 +92,17 @@ class IndexConfig(Section):
     @field_validator("kind")
     @classmethod
     def _usable_kind(cls, kind: str) -> str:
+        kind = OLDER_KINDS.get(kind, kind)
         if kind in NAMED_KINDS:
             return kind
         if kind.lower() in NAMED_KINDS:
             raise ValueError(f"expected {kind.lower()}, in lower case, or a FAISS factory string (got {show(kind)})")
         for part, why in UNUSABLE.items():
             if part in kind:
-                raise ValueError(f"expected exact, ivf, ivfpq or a FAISS factory string without {part}, which {why} "
-                                 f"(got {show(kind)})")  # fmt: skip
+                raise ValueError(
+                    f"expected {', '.join(NAMED_KINDS)} or a FAISS factory string without {part}, which {why} "
+                    f"(got {show(kind)})"
+                )
         numbers = [int(number[:20]) for number in re.findall(r"\d+", kind)]
         links = [int(number[:20]) for number in re.findall(r"HNSW(\d+)", kind)]  # FAISS crashes below 2
         if any(not 1 <= number <= MAX_CLUSTERS for number in numbers) or any(not 2 <= n <= MAX_LINKS for n in links):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load_file, save_file
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from gnnlm.artifact import Array, disk, writing
+from gnnlm.errors import ArtifactError
 
+CHECKSUM = "crc32"
 Work = Callable[..., None]  # takes the arguments of a task and `path`, the file to write
 
 
@@ -58,10 +63,28 @@ def here(folder: Path, work: Work, tasks: Sequence[Task]) -> Iterator[Path]:
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write the arrays of a shard, with a checksum of their bytes."""
     with writing(path):
-        save_file(dict(arrays), path)
+        save_file(dict(arrays), path, {CHECKSUM: _checksum(arrays)})
 
 
 def load_arrays(path: Path) -> dict[str, Array]:
-    arrays: dict[str, Array] = load_file(path)
+    """The arrays of a shard; a damaged file is removed, so that its task is done again."""
+    try:
+        with safe_open(path, "np") as file:
+            wanted = (file.metadata() or {}).get(CHECKSUM)
+            arrays: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        whole = wanted in (None, _checksum(arrays))  # an older version wrote none
+    except SafetensorError:
+        whole = False
+    if not whole:
+        disk.remove_file(path)
+        raise ArtifactError(f"{path} was damaged after it was written, and is removed; run the same command again")
     return arrays
+
+
+def _checksum(arrays: Mapping[str, Array]) -> str:
+    found = 0
+    for name in sorted(arrays):
+        found = zlib.crc32(np.ascontiguousarray(arrays[name]).data, zlib.crc32(name.encode(), found))
+    return f"{found:08x}"

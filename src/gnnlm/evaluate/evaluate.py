@@ -14,7 +14,16 @@ from gnnlm.corpus.stream import SPLITS, Stream
 from gnnlm.engine import Spread, here
 from gnnlm.evaluate.passage_rows import ReadWithPassages, compare_passages
 from gnnlm.evaluate.plots import plot_rows, plot_training
-from gnnlm.evaluate.report import CacheFacts, CodecFacts, LmFacts, Report, ScoredTest, TrainingFacts, WeightRow
+from gnnlm.evaluate.report import (
+    CacheFacts,
+    CodecFacts,
+    IndexFacts,
+    LmFacts,
+    Report,
+    ScoredTest,
+    TrainingFacts,
+    WeightRow,
+)
 from gnnlm.evaluate.speeds import seconds_each, speeds
 from gnnlm.evaluate.tables import markdown
 from gnnlm.evaluate.weigh import sample_text
@@ -32,6 +41,7 @@ class Evaluation:
     stream: Stream
     corpus: Artifact
     encoded: Artifact
+    indexed: Artifact
     searched: Artifact
     codec: Artifact
     tuned: Artifact
@@ -84,6 +94,7 @@ def build_report(
         overlap_ngram=ngram,
         training=None if given.training is None else TrainingFacts(**given.training.facts),
         codec=CodecFacts(**given.codec.facts),
+        index=IndexFacts(**given.indexed.facts),
         cache=None if given.cache is None else CacheFacts(**given.cache.facts),
         seconds=seconds,
         passages=passages,

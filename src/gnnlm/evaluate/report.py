@@ -102,6 +102,16 @@ class TrainingFacts(Part):
     parameters: int
 
 
+class IndexFacts(Part):
+    """What the store is searched with, and how much of what exact search finds it found when it was built."""
+
+    kind: str
+    rows: int
+    probes: int = 0
+    recall: dict[str, float] = {}
+    recall_queries: int = 0
+
+
 class CodecFacts(Part):
     """How neighbour states are stored."""
 
@@ -195,6 +205,7 @@ class Report(BaseModel):
     overlap_ngram: int
     training: TrainingFacts | None
     codec: CodecFacts
+    index: IndexFacts | None = None
     cache: CacheFacts | None
     seconds: dict[str, float]
     passages: PassageComparison | None = None

@@ -175,6 +175,7 @@ def notes(report: Report) -> list[str]:
         "little and raises some a lot, so perplexity can fall where most tokens are hurt.",
         *_overlap(report.overlap, report.overlap_ngram),
         *_base_model(report),
+        *_index(report),
         *_network(report),
         "tok/s counts encoding, search and prediction, each as measured in this run.",
     ]
@@ -271,6 +272,18 @@ def _base_model(report: Report) -> list[str]:
     if lm.first_reading:
         unread = f"; the GNN learned on its states of {lm.first_reading['count']:,} tokens at first reading"
     return [f"Base model: {how}, step {lm.best_step} of {lm.steps_done}, {lm.seconds / 60:.0f} minutes{unread}."]
+
+
+def _index(report: Report) -> list[str]:
+    """What an approximate index finds of the true neighbours; nothing for exact search."""
+    if report.index is None or not report.index.recall:
+        return []
+    index = report.index
+    recall = ", ".join(f"{100 * value:.1f}% of {int(k):,}" for k, value in index.recall.items())
+    return [
+        f"Index: {index.kind} over {index.rows:,} rows, {index.probes} clusters searched. It finds {recall} nearest, "
+        f"measured on {index.recall_queries} valid positions when it was built."
+    ]
 
 
 def _network(report: Report) -> list[str]:

@@ -108,7 +108,7 @@ class SegmentMaker:
         return self._made(path, inputs, copied, write)
 
     def _index(self, path: Path, stream: Stream, states: Artifact) -> Artifact:
-        from gnnlm.retrieval.faiss_index import TRAINED, fill_with, index_inputs
+        from gnnlm.retrieval.faiss_build import TRAINED, fill_with, index_inputs
 
         index, rows = self._run.artifact("index"), Rows.of(stream)
         metric, learned = index.facts["metric"], index.manifest["files"][TRAINED]["sha256"]

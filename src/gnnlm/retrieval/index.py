@@ -4,14 +4,16 @@ A key is the state (or the last feed-forward's input), scaled to unit length und
 position past a document's last) are not indexed: there is nothing to copy from them.
 
 Every segment of the store is searched by itself, and the results are merged (`segmented.py`). Exact search is
-`exact.py`; everything approximate is FAISS, in `faiss_index.py`.
+`exact.py`; everything approximate is FAISS, in `faiss_index.py`. What `index.kind` stands for is in `choice.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +23,17 @@ from torch import Tensor
 from gnnlm.artifact import Array, Artifact, Draft, files_of, joined
 from gnnlm.config import IndexConfig
 from gnnlm.corpus.stream import Stream
+from gnnlm.datastore.store import read_rows
 from gnnlm.engine import Spread, here
 from gnnlm.progress import say
+from gnnlm.retrieval.choice import choose_index
 from gnnlm.retrieval.neighbours import Neighbours
 
 if TYPE_CHECKING:
     from gnnlm.retrieval.segmented import SegmentedIndex
 
 Ids = npt.NDArray[np.int64]
+CHECKED, CHECKED_KS = 64, (1, 10, 128, 1024)  # valid positions on which a new index is compared with exact search
 
 
 @dataclass(frozen=True)
@@ -150,33 +155,56 @@ def build_index(
 ) -> Artifact:
     """Index the train split. Exact search needs no file of its own: it reads the store's keys."""
     rows = Rows.of(stream)
-    if config.kind == "exact":
+    chosen = choose_index(config, len(rows), int(encoded.facts["width"]))
+    if config.kind == "auto":
+        say(f"index: auto chose {chosen.kind}, as {chosen.why}")
+    facts: dict[str, Any] = {"rows": len(rows), "metric": config.metric, "kind": chosen.kind}
+    if config.kind == "auto":
+        facts |= {"asked": "auto", "why": chosen.why}
+    if chosen.kind == "exact":
         say(f"index: exact search over {len(rows):,} rows")
-    else:
-        from gnnlm.retrieval.faiss_index import build_faiss_parts
+        return draft.finish(facts)
+    from gnnlm.retrieval.faiss_build import build_faiss_parts
+    from gnnlm.retrieval.recall import recall_of_index
 
-        build_faiss_parts(draft, encoded, stream, config, seed, spread)
-    return draft.finish({"rows": len(rows), "metric": config.metric, "kind": config.kind})
+    parts = build_faiss_parts(draft, encoded, stream, config, seed, spread)
+    valid = keys_of(encoded, "valid")
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(valid))[:CHECKED])
+    keys_ND = read_rows(valid, torch.from_numpy(drawn))
+    index = _opened(parts, encoded, stream, config.metric, config.probes)
+    found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), rows, CHECKED_KS)
+    words = ", ".join(f"recall@{k} {recall:.3f}" for k, recall in found.items())
+    say(f"index: {words} of {len(drawn)} valid positions, against exact search")
+    recall = {str(k): recall for k, recall in found.items()}
+    return draft.finish({**facts, "recall": recall, "recall_queries": len(drawn), "probes": config.probes})
 
 
 def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, device: str = "cpu") -> SegmentedIndex:
     """The index of a run over the keys of its store; a segment's part is read at the first search."""
-    from gnnlm.retrieval.segmented import SegmentedIndex
-
     if made.facts["kind"] == "exact":
         return open_exact(encoded, stream, made.facts["metric"], device)
-    from gnnlm.retrieval.faiss_index import open_faiss_index
-
-    metric, files = made.facts["metric"], files_of(encoded, "train.")
     parts = made.parts or (made,)  # an older run has the index of its one segment here
+    return _opened([_later(part) for part in parts], encoded, stream, made.facts["metric"], probes)
 
-    def opened(number: int) -> Index:
-        keys = files[number].array(key_file(encoded))
-        return open_faiss_index(
-            parts[number].file("index.faiss"), keys, Rows.of(stream.segments[number]), metric, probes
-        )
 
-    return SegmentedIndex.over(stream, metric, opened)
+def _later(part: Artifact) -> Callable[[], Path]:
+    return lambda: part.file("index.faiss")
+
+
+def _opened(
+    files: Sequence[Path | Callable[[], Path]], encoded: Artifact, stream: Stream, metric: str, probes: int
+) -> SegmentedIndex:
+    """The FAISS index of each segment, from its file, which is asked for when the segment is first searched."""
+    from gnnlm.retrieval.faiss_index import FaissIndex, open_faiss_index
+    from gnnlm.retrieval.segmented import SegmentedIndex
+
+    states = files_of(encoded, "train.")
+
+    def opened(number: int) -> FaissIndex:
+        keys, rows, file = states[number].array(key_file(encoded)), Rows.of(stream.segments[number]), files[number]
+        return open_faiss_index(file if isinstance(file, Path) else file(), keys, rows, metric, probes)
+
+    return SegmentedIndex.over(stream, metric, opened, assign=FaissIndex.assign)
 
 
 def open_exact(encoded: Artifact, stream: Stream, metric: str, device: str = "cpu") -> SegmentedIndex:

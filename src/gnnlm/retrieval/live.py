@@ -57,4 +57,5 @@ def without_removed(whole: SegmentedIndex, live: Sequence[Tensor | None], rows: 
         index = whole.segment(number)
         return index if live_P is None else LiveIndex(index, live_P, rows[number])
 
-    return SegmentedIndex(whole.bases, rows, whole.metric, opened)
+    assign = None if whole.assign is None else lambda _, keys_ND: whole.assigned(keys_ND)
+    return SegmentedIndex(whole.bases, rows, whole.metric, opened, assign)

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from gnnlm.retrieval.index import Index
+from gnnlm.artifact import Array
+from gnnlm.datastore.store import read_rows
+from gnnlm.progress import Track
+from gnnlm.retrieval.exact import ExactIndex, sorted_neighbours
+from gnnlm.retrieval.index import Index, Rows, as_keys
 from gnnlm.retrieval.neighbours import Neighbours
 
 RECALL_KS = (1, 10, 128, 1024)
+ROWS_AT_ONCE = 65_536  # stored keys that are compared in one piece
 ROUNDING = 1e-6  # similarities that differ by less, relative to 1 or to their size, are equal
 
 
@@ -36,13 +42,38 @@ def recall_of(found: Neighbours, keys_ND: Tensor, exact: Index, ks: Sequence[int
     `exact` indexes the same rows. Missing neighbours (-1) are not found; where there are fewer than k rows, all of
     them are wanted.
     """
-    true_NK = exact.search(keys_ND, max(ks)).similarity
+    return recall_from(found, keys_ND, exact, exact.search(keys_ND, max(ks)).similarity, ks)
+
+
+def recall_of_index(index: Index, keys_ND: Tensor, stored: Array, rows: Rows, ks: Sequence[int]) -> dict[int, float]:
+    """Recall of an index over `stored` keys, which are read once, a piece after the other: it needs little memory."""
+    k = min(max(ks), len(rows))
+    true_NK = nearest(keys_ND, stored, rows, k, index.metric).similarity
+    return recall_from(index.search(keys_ND, k), keys_ND, index, true_NK, ks)
+
+
+def nearest(keys_ND: Tensor, stored: Array, rows: Rows, k: int, metric: str, label: str = "exact search") -> Neighbours:
+    """The k nearest of all rows, as exact search finds them, with the memory of a piece of them."""
+    best = Neighbours.none(len(keys_ND), k=k)
+    with Track(label, len(rows), "rows", brief=True) as track:
+        for some in torch.arange(len(rows)).split(ROWS_AT_ONCE):
+            positions_R = rows.positions(some)
+            exact = ExactIndex(as_keys(read_rows(stored, positions_R), metric), positions_R, metric)
+            found = exact.search(keys_ND, k)
+            positions_NC = torch.cat([best.positions, found.positions], dim=1)
+            best = sorted_neighbours(positions_NC, torch.cat([best.similarity, found.similarity], dim=1), k)
+            track.advance(len(some))
+    return best
+
+
+def recall_from(
+    found: Neighbours, keys_ND: Tensor, index: Index, true_NK: Tensor, ks: Sequence[int]
+) -> dict[int, float]:
+    """From the similarities of the true neighbours; those of the found ones are computed from the keys."""
     recalls = {}
     for k in ks:
-        wanted = min(k, len(exact))
-        near = exact.compare(
-            keys_ND, found.positions[:, :k].contiguous(), k
-        )  # similarities anew: the index's may be approximate
+        wanted = min(k, len(index))
+        near = index.compare(keys_ND, found.positions[:, :k].contiguous(), k)
         last_N1 = true_NK[:, wanted - 1 : wanted]
         reaches_Nk = near.similarity >= last_N1 - ROUNDING * last_N1.abs().clamp(min=1.0)
         recalls[k] = float((reaches_Nk & (near.positions >= 0)).sum(1).clamp(max=wanted).double().mean() / wanted)

@@ -132,8 +132,14 @@ def build_tables(
 
 
 def ids_dtype(rows: int) -> np.dtype[Any]:
-    """The type of positions in the tables of a store with this many."""
-    return np.dtype(np.int32 if rows < 2**31 else np.int64)
+    """The type of positions in the tables of a store with this many.
+
+    A store of half as many positions as 32 bits can number may double by added segments, and its type stays the same.
+
+    >>> ids_dtype(1_000_000).name, ids_dtype(2**30).name
+    ('int32', 'int64')
+    """
+    return np.dtype(np.int32 if rows < 2**30 else np.int64)
 
 
 def search_shard(

@@ -20,6 +20,8 @@ from gnnlm.retrieval.exact import sorted_neighbours
 from gnnlm.retrieval.index import Allowed, Index
 from gnnlm.retrieval.neighbours import Neighbours
 
+Assign = Callable[[Any, Tensor], Any]
+
 
 class SegmentedIndex:
     """The indexes of the segments of a store, each opened when it is first searched.
@@ -28,21 +30,34 @@ class SegmentedIndex:
     finds, if the segments' indexes are exact: nearest first, ties by position.
     """
 
-    def __init__(self, bases: Sequence[int], rows: Sequence[int], metric: str, opened: Callable[[int], Index]) -> None:
-        """`bases` is where each segment begins, and the end of the last; `rows` is how many rows each has."""
-        self.bases, self.rows, self.metric = tuple(bases), tuple(rows), metric
+    def __init__(
+        self,
+        bases: Sequence[int],
+        rows: Sequence[int],
+        metric: str,
+        opened: Callable[[int], Index],
+        assign: Assign | None = None,
+    ) -> None:
+        """`bases` is where each segment begins, and the end of the last; `rows` is how many rows each has.
+
+        `assign` does, with one segment's index, what all segments would do alike with the queries of a search.
+        """
+        self.bases, self.rows, self.metric, self.assign = tuple(bases), tuple(rows), metric, assign
         self._bases = torch.tensor(self.bases)
         self.segment = lru_cache(maxsize=None)(opened)  # the index of a segment, by its number
 
     @classmethod
-    def over(cls, stream: Stream, metric: str, opened: Callable[[int], Index]) -> SegmentedIndex:
+    def over(
+        cls, stream: Stream, metric: str, opened: Callable[[int], Index], assign: Assign | None = None
+    ) -> SegmentedIndex:
         rows = [len(segment.tokens) - (len(segment.starts) - 1) for segment in stream.segments]
-        return cls(stream.bases.tolist(), rows, metric, opened)
+        return cls(stream.bases.tolist(), rows, metric, opened, assign)
 
     def between(self, first: int, last: int) -> SegmentedIndex:
         """The index of the segments from `first` on, before `last`; it counts positions from the first of them."""
         bases = [base - self.bases[first] for base in self.bases[first : last + 1]]
-        return SegmentedIndex(bases, self.rows[first:last], self.metric, lambda number: self.segment(first + number))
+        rows = self.rows[first:last]
+        return SegmentedIndex(bases, rows, self.metric, lambda number: self.segment(first + number), self.assign)
 
     def __len__(self) -> int:
         return sum(self.rows)
@@ -54,12 +69,13 @@ class SegmentedIndex:
         k, asked = min(k, len(self)), dict[int, tuple[Any, ...]]()
         if not len(keys_ND) or not k:
             return Neighbours.none(len(keys_ND), k=k)
+        queries = self.assigned(keys_ND)
         for number in range(len(self.rows)):
             base, end = self.bases[number : number + 2]
             here = None if allowed is None else allowed.within(base, end)
             if here is not None and here.positions is not None and not bool(here.positions.any()):
                 continue
-            asked[number] = (keys_ND, k, here)
+            asked[number] = (queries, k, here)
         found = []
         for number, near in self._ask("search", asked).items():
             positions = torch.where(near.positions < 0, -1, near.positions + self.bases[number])
@@ -67,6 +83,10 @@ class SegmentedIndex:
         if not found:
             return Neighbours.none(len(keys_ND), k=k)
         return merged(found, k).padded(k)
+
+    def assigned(self, keys_ND: Tensor) -> Any:
+        """The queries as each segment is asked with them."""
+        return keys_ND if self.assign is None else self.assign(self.segment(0), keys_ND)
 
     def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
         """See `Index.compare`."""

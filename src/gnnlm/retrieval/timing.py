@@ -12,10 +12,13 @@ import numpy as np
 import torch
 
 from gnnlm.retrieval.exact import ExactIndex
+from gnnlm.retrieval.faiss_index import FaissIndex
+from gnnlm.retrieval.index import Rows
 
 clock: Callable[[], float] = time.perf_counter  # benchmarks on a busy machine count the processor's time instead
 ROWS, QUERIES = 16_384, 32
 LISTS = 64  # of the inverted index that is timed
+LIST_QUERIES = 256  # enough that a list has about as many queries as in a batch of the search stage
 
 
 @dataclass(frozen=True)
@@ -66,23 +69,23 @@ def time_exact(width: int, k: int, device: str) -> SearchCosts:
     return _solved((ROWS, a_query(ROWS)), (ROWS // 4, a_query(ROWS // 4)), k)
 
 
-def time_inverted(width: int, k: int, code: int | None) -> SearchCosts:
-    """The costs of searching the lists of an inverted index, with codes of `code` bytes or with whole keys."""
+def time_inverted(width: int, k: int, code: str) -> SearchCosts:
+    """The costs of searching the lists of an inverted index, with rows of this code (`Flat`, `SQ4`, `PQ64`...)."""
     keys = np.random.default_rng(0).standard_normal((ROWS, width), dtype=np.float32)
-    index = faiss.index_factory(width, f"IVF{LISTS}," + ("Flat" if code is None else f"PQ{code}"), faiss.METRIC_L2)
-    inner: Any = faiss.downcast_index(faiss.extract_index_ivf(index))
+    made = faiss.index_factory(width, f"IVF{LISTS},{code}", faiss.METRIC_L2)
+    inner: Any = faiss.downcast_index(faiss.extract_index_ivf(made))
     inner.cp.niter = 2
-    if code is not None:
+    if isinstance(inner, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan):
         inner.pq.cp.niter = 1
         inner.pq.cp.min_points_per_centroid = 1
-    sample = keys[: ROWS // 2]
-    index.train(sample)
-    index.add(keys)
-    k = min(k, ROWS // 8)
+    made.train(keys[: ROWS // 2])
+    made.add(keys)
+    index = FaissIndex(made, keys, Rows(torch.tensor([0, ROWS + 1])), "l2")
+    queries_ND, k = torch.from_numpy(keys[:LIST_QUERIES]), min(k, ROWS // 8)
 
     def a_query(probes: int) -> float:
         inner.nprobe = probes
-        return timed(lambda: index.search(keys[:QUERIES], k)) / QUERIES
+        return timed(lambda: index.search(queries_ND, k)) / len(queries_ND)
 
     few = LISTS // 4
     return _solved((ROWS, a_query(LISTS)), (ROWS * few / LISTS, a_query(few)), k)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnlm.artifact import Draft
 from gnnlm.config import SCRATCH, Config
-from gnnlm.errors import GnnlmError
+from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.gnn.model import GnnModel
 from gnnlm.gnn.options import resolve_options
 from gnnlm.graph.batch import Context, Graph, Windows, build_graph
@@ -26,7 +26,7 @@ from gnnlm.lm.head import Head, SoftmaxHead
 from gnnlm.retrieval.timing import time_exact, time_inverted, timed
 from gnnlm.run.plan import index_shape
 from gnnlm.run.rates import DISTINCT, Rates, rates_by_size
-from gnnlm.run.sizes import Description
+from gnnlm.run.sizes import Description, amounts
 from gnnlm.run.speed import Speed
 from gnnlm.train.gnn import make_optimizer
 from gnnlm.train.lm import Losses, hf_losses, native_losses
@@ -50,11 +50,19 @@ def measured_rates(run: Run, about: Description, speed: Speed, learning: bool = 
             rates = _learning(lm, config, rates)
     exact = time_exact(about.width, config.search.k, run.parts.device)
     rates = replace(rates, compare=exact.row, neighbour=exact.neighbour)
-    shape = index_shape(config.index, 10**9, about.width)
+    shape = index_shape(config.index, _rows(run), about.width)
     if shape is not None:
-        lists = time_inverted(about.width, config.search.k, shape.code if shape.coded else None)
+        lists = time_inverted(shape.width, config.search.k, shape.timed)
         rates = replace(rates, scan=lists.row, neighbour=lists.neighbour)
     return _network(run, about, rates, getattr(lm, "head", None)) if config.gnn.layers else rates
+
+
+def _rows(run: Run) -> int:
+    """The rows of the store; very many while the amount of text is not known."""
+    try:
+        return amounts(run)["train"].tokens
+    except ConfigError:
+        return 10**9
 
 
 def _plain_python() -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SETTINGS: tuple[tuple[str, Any], ...] = (  # tried in this order, each by itself
     ("store.dtype", "fp16"),
-    ("index.kind", "ivfpq"),
+    ("index.kind", "auto"),
     ("cache.form", "none"),
     ("train.checkpoint", True),
     ("train.batch_blocks", 1),

@@ -26,6 +26,9 @@ LATER_OPTIONS = {  # newer than some finished networks, which were trained as if
     "neighbour_dropout": 0.0,
     "typed_input": False,
 }
+READ = "train batches"  # how many batches of training the search is for, where it is not for all train positions
+ALL_SEARCHED = 65_536  # of so few train positions, all are searched: the training may then change
+MOST_READ = 0.8  # so are all if the training reads a larger share of them
 Facts = Mapping[str, Mapping[str, Any]]  # facts of the parents, by name
 
 
@@ -117,9 +120,13 @@ def _codec_inputs(run: Run, _: Facts) -> dict[str, Any]:
 
 
 def _index_inputs(run: Run, facts: Facts) -> dict[str, Any]:
-    index = run.config.index
-    clusters = index.clusters_of(facts["corpus"]["train"]["tokens"]) if index.kind in ("ivf", "ivfpq") else None
-    section = _section(index, "index", skip=("probes", "clusters"))
+    from gnnlm.retrieval.choice import choose_index
+
+    index, rows = run.config.index, facts["corpus"]["train"]["tokens"]
+    kind = choose_index(index, rows, facts["encode"]["width"]).kind
+    clusters = index.clusters_of(rows) if kind in ("ivf", "paper") else None
+    section = _section(index, "index", skip=("probes", "clusters", "memory_gb"))
+    section["index.kind"] = "ivfpq" if kind == "paper" else kind  # the name that older runs have recorded
     return {**section, "index.clusters": clusters, "seed": run.config.seed}
 
 
@@ -131,6 +138,7 @@ def _search_inputs(run: Run, facts: Facts) -> dict[str, Any]:
     idle = config.exclude == "none" or (rule.whole_document and not config.lm.continuous)  # the document is enough
     return {
         **({} if idle else {"leakage span": rule.span}),
+        **_read_by_training(run, facts),
         **_section(config.search, "search"),
         "search.exclude": config.exclude,
         "index.probes": config.index.probes,
@@ -138,6 +146,31 @@ def _search_inputs(run: Run, facts: Facts) -> dict[str, Any]:
         "gnn.left": config.gnn.left,
         "gnn.right": config.gnn.right,
     }
+
+
+def _read_by_training(run: Run, facts: Facts) -> dict[str, Any]:
+    """What decides which train positions are searched; nothing where all are.
+
+    A training with fewer batches of the same order reads some of the same positions: what was searched is enough.
+    """
+    train, text = run.config.train, facts["corpus"]["train"]
+    batches = sum(phase.steps for phase in train.curriculum) * train.accumulate
+    may_read = min(text["tokens"] + text["documents"], run.config.search.max_train or 10**18)
+    was = _made_from(run, "search")
+    if was and READ not in was:
+        return {}
+    tokens = batches * train.batch_blocks * train.block
+    if (
+        not run.config.gnn.layers
+        or may_read <= ALL_SEARCHED
+        or tokens > MOST_READ * may_read
+        or run.config.lm.is_trained
+    ):
+        return {}  # a base model that was trained here may have left fewer positions
+    order = {name: getattr(train, name) for name in ("block", "batch_blocks", "valid_tokens")}
+    made = {f"train.{name}": value for name, value in order.items()} | {"seed": run.config.seed}
+    alike = all(was.get(name) == value for name, value in made.items())
+    return {**made, READ: max(batches, was[READ]) if was and alike else batches}
 
 
 def _train_inputs(run: Run, facts: Facts) -> dict[str, Any]:

@@ -29,7 +29,9 @@ from gnnlm.progress import say
 from gnnlm.retrieval.index import Ids, Index, keys_of, open_index
 from gnnlm.retrieval.search import LeakageRule, Queries, open_table
 from gnnlm.retrieval.segmented import SegmentedIndex, SpreadIndex
+from gnnlm.run.inputs import READ
 from gnnlm.run.shards import open_group, place_of
+from gnnlm.train.gnn import block_order, read_lines
 
 if TYPE_CHECKING:
     from gnnlm.run.run import Run
@@ -125,8 +127,11 @@ class Parts:
         config, encoded, streams = self._run.config, self.artifact("encode"), self.streams
         rule: LeakageRule | None = LeakageRule.of(config, encoded.facts["receptive_field"])
         rule = None if config.exclude == "none" else rule
-        some, unread, rows = self.unread_positions, self.unread_states, len(self.index)
-        positions = (np.arange(len(streams["train"])) if some is None else some)[: config.search.max_train]
+        unread, rows, positions = self.unread_states, len(self.index), self.train_positions
+        if (batches := (self._run.inputs(self._run.stages["search"]) or {}).get(READ)) is not None:
+            order = block_order(config.train, len(positions), config.seed)
+            scored = min(config.train.valid_tokens, len(streams["valid"]))
+            positions = positions[read_lines(order, batches, scored).numpy()]
         keys = keys_of(encoded, "train") if unread is None else unread
         k, graph_k = min(config.search.k, rows), min(config.search.graph_k, rows)
         train = Queries(streams["train"], keys, positions, graph_k, rule, config.lm.continuous)
@@ -135,6 +140,13 @@ class Parts:
             train,
             *(Queries(streams[split], keys_of(encoded, split), np.arange(len(streams[split])), k) for split in others),
         ]
+
+    @property
+    def train_positions(self) -> Ids:
+        """The train positions that the network may learn from."""
+        some = self.unread_positions
+        every = np.arange(len(self.streams["train"])) if some is None else some
+        return every[: self._run.config.search.max_train]
 
     @cached_property
     def graphs(self) -> GraphBuilder:

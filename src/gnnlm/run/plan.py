@@ -6,6 +6,7 @@ right to a factor of two where the rates were measured with the run's own models
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ CORPUS_RATE = 1e5  # tokens read, split and compared in a second, by one core
 FIGURES = 2.0  # seconds that the report's figures and intervals take
 CODE_RATE = 2e4  # rows compressed in a second
 TRAINED_STEPS = 25  # rounds of k-means
+LISTS_SCORES = 3e8  # memory for the scores of a batch of queries
 PROCESS = 6e8  # memory that Python, torch and FAISS need themselves, in bytes
 
 
@@ -95,17 +97,21 @@ def _encode_need(config: Config, about: Description, text: dict[str, Amount], ra
 
 @dataclass(frozen=True)
 class IndexShape:
-    """An inverted index: its clusters, how many of them a query searches, and the bytes that a row takes."""
+    """An inverted index: its clusters, how many of them a query searches, and a row's code: its bytes and width.
+
+    `factory` is the FAISS string of the code alone.
+    """
 
     clusters: int
     probes: int
     code: int
-    coded: bool
+    width: int
+    factory: str
 
     @property
     def found(self) -> float:
         """How many clusters a key is compared with to find its own: all, or those on a path through an HNSW graph."""
-        from gnnlm.retrieval.faiss_index import MANY_CLUSTERS
+        from gnnlm.retrieval.choice import MANY_CLUSTERS
 
         return self.clusters if self.clusters <= MANY_CLUSTERS else 2_000.0
 
@@ -113,24 +119,55 @@ class IndexShape:
         """How many rows are in the clusters that a query searches."""
         return rows * min(1.0, self.probes / self.clusters)
 
+    @property
+    def timed(self) -> str:
+        """The code whose scan is timed: its own, or that of whole keys in place of one that is in no lists."""
+        return self.factory if re.match(r"PQ|SQ|RaBitQ", self.factory) else "Flat"
+
+    @property
+    def row(self) -> float:
+        """Bytes of a row in memory: its code, FAISS's id, and its position."""
+        from gnnlm.retrieval.choice import BESIDE_A_CODE
+
+        return float(self.code + BESIDE_A_CODE)
+
 
 def index_shape(config: IndexConfig, rows: int, width: int) -> IndexShape | None:
-    """The inverted index over so many rows; None for exact search."""
+    """The inverted index over so many rows; None for exact search. Other factory strings count as whole keys."""
+    from gnnlm.retrieval.choice import factory_of, resolved
+
+    config = resolved(config, rows, width)
     if config.kind == "exact":
         return None
-    if config.kind == "ivfpq":
+    if config.kind == "paper":
         check_bytes(width, config.bytes, "index.bytes")
-    coded = config.kind == "ivfpq"
-    return IndexShape(config.clusters_of(rows), config.probes, config.bytes if coded else 4 * width, coded)
+    factory = factory_of(config, rows)
+    reduced = re.search(r"PCA[RWS]*(\d+)|OPQ\d+_(\d+)", factory)
+    inner = int(next(filter(None, reduced.groups()))) if reduced else width
+    cells, code = re.search(r"IVF(\d+)", factory), factory.rsplit(",", 1)[-1]
+    clusters = int(cells[1]) if cells else config.clusters_of(rows)
+    return IndexShape(clusters, config.probes, _code_bytes(code, inner), inner, code)
+
+
+def _code_bytes(code: str, width: int) -> int:
+    """Bytes of a key under the code of a factory string.
+
+    >>> [_code_bytes(code, 64) for code in ("Flat", "SQfp16", "SQ4", "PQ16", "PQ16x4fs", "HNSW32")]
+    [256, 128, 32, 16, 8, 256]
+    """
+    if found := re.match(r"PQ(\d+)(?:x(\d+))?", code):
+        return int(found[1]) * int(found[2] or 8) // 8
+    bits = {"SQ4": 4, "SQ6": 6, "SQ8": 8, "SQfp16": 16, "SQbf16": 16}.get(code, 32)
+    return width * bits // 8
 
 
 def _index_need(config: Config, rows: int, width: int, rates: Rates) -> Need:
-    from gnnlm.retrieval.faiss_index import training_rows
+    from gnnlm.retrieval.faiss_build import training_rows
 
     shape = index_shape(config.index, rows, width)
     if shape is None:
         return Need(0.0, 0.0, rows / 1e6)  # nothing is built: the keys are the states
-    size = rows * (shape.code + 8.0) + 4.0 * shape.clusters * width
+    size = rows * (shape.code + 8.0) + 4.0 * shape.clusters * shape.width
     sample = training_rows(shape.clusters, rows)
     compared = TRAINED_STEPS * shape.clusters * sample + shape.found * rows  # trained, then each row is assigned
     part = size * min(1.0, config.store.segment_tokens / max(1, rows))  # the part of one segment is built at a time
@@ -139,7 +176,7 @@ def _index_need(config: Config, rows: int, width: int, rates: Rates) -> Need:
 
 def _search_need(config: Config, text: dict[str, Amount], width: int, rates: Rates) -> Need:
     rows, held = text["train"].positions, text["valid"].positions + text["test"].positions
-    asked = min(rows, config.search.max_train or rows)
+    asked = _searched_of_train(config, min(rows, config.search.max_train or rows))
     k, graph_k = min(config.search.k, rows), min(config.search.graph_k, rows)
     table = asked * graph_k + held * k
     shape = index_shape(config.index, rows, width)
@@ -147,8 +184,18 @@ def _search_need(config: Config, text: dict[str, Amount], width: int, rates: Rat
         a_query, memory = rows * rates.compare, rows * width * 4.0
     else:
         a_query = shape.found * rates.compare + shape.probed(rows) * rates.scan
-        memory = rows * (shape.code + 8.0) + 4.0 * shape.clusters * width
+        memory = rows * shape.row + 4.0 * shape.clusters * shape.width + LISTS_SCORES
     return Need(table * 8.0, memory, (asked + held) * a_query + table * rates.neighbour)
+
+
+def _searched_of_train(config: Config, positions: int) -> int:
+    """How many of the train positions that may be read are searched: those that the training reads."""
+    from gnnlm.run.inputs import ALL_SEARCHED, MOST_READ
+
+    train = config.train
+    read = sum(p.steps for p in train.curriculum) * train.accumulate * train.batch_blocks * train.block
+    few = positions <= ALL_SEARCHED or read > MOST_READ * positions
+    return positions if few or not config.gnn.layers or config.lm.is_trained else read
 
 
 def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], rates: Rates) -> dict[str, Need]:

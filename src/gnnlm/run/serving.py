@@ -145,7 +145,7 @@ class Serving(Parts):
                 self._indexes[names[number]] = whole.segment(number)
             return self._indexes[names[number]]
 
-        shared = SegmentedIndex(whole.bases, whole.rows, whole.metric, opened)
+        shared = SegmentedIndex(whole.bases, whole.rows, whole.metric, opened, whole.assign)
         if self.served is None:
             return shared
         live = [segment.live_P for segment in self.store.segments]

@@ -109,14 +109,14 @@ def _codes(run: Run, stage: str) -> Work:
 
 
 def _trained(run: Run, _: str) -> Work:
-    from gnnlm.retrieval.faiss_index import train_to
+    from gnnlm.retrieval.faiss_build import train_to
 
     encoded, stream = run.artifact("encode"), run.parts.streams["train"]
     return partial(train_to, encoded, stream, run.config.index, run.config.seed)
 
 
 def _filled(run: Run, stage: str) -> Work:
-    from gnnlm.retrieval.faiss_index import TRAINED, fill_index
+    from gnnlm.retrieval.faiss_build import TRAINED, fill_index
 
     encoded, stream = run.artifact("encode"), run.parts.streams["train"]
     return partial(fill_index, encoded, stream, run.config.index.metric, _drafted(run, stage) / TRAINED)

@@ -103,7 +103,7 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
     from gnnlm.datastore.encode import build_store
     from gnnlm.datastore.quantize import check_bytes
     from gnnlm.gnn.options import resolve_options
-    from gnnlm.retrieval.faiss_index import check_index
+    from gnnlm.retrieval.faiss_build import check_index
     from gnnlm.retrieval.passages import open_bm25
 
     config, lm, streams = run.config, run.parts.lm, run.parts.streams
@@ -165,7 +165,8 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     model.checkpoint = config.train.checkpoint
     with tensorboard(run.root / "tensorboard") as log:
         fitting = _fitting(run, draft, log, config.train.device)
-        return train_gnn(fitting, model, parts.head, parts.graphs, Texts(train, valid), config.train)
+        texts = Texts(train, valid, torch.from_numpy(parts.train_positions))
+        return train_gnn(fitting, model, parts.head, parts.graphs, texts, config.train)
 
 
 def _build_cache(run: Run, draft: Draft) -> Artifact:
@@ -237,6 +238,7 @@ def _build_report(run: Run, draft: Draft) -> Artifact:
         parts.streams["test"],
         corpus=run.artifact("corpus"),
         encoded=run.artifact("encode"),
+        indexed=run.artifact("index"),
         searched=run.artifact("search"),
         codec=run.artifact("codec"),
         tuned=run.artifact("tune"),

@@ -35,6 +35,18 @@ class BlockOrder:
         picked = order[torch.arange(index * self.batch, (index + 1) * self.batch) % len(order)]
         return (offset + picked * block)[:, None] + torch.arange(block)
 
+    def read(self, steps: int) -> Tensor:
+        """Which positions the first steps read.
+
+        >>> order = BlockOrder(positions=9, block=2, batch=1, seed=0)
+        >>> int(order.read(0).sum()), int(order.read(1).sum()), int(order.read(4).sum())
+        (0, 2, 8)
+        """
+        read_P = torch.zeros(self.positions, dtype=torch.bool)
+        for step in range(steps):
+            read_P[self(step)] = True
+        return read_P
+
 
 @lru_cache(maxsize=2)
 def _shuffled(positions: int, block: int, seed: int) -> tuple[int, Tensor]:

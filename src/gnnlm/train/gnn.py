@@ -78,6 +78,7 @@ class GnnTask:
     ks: Curriculum
     accumulate: int
     valid_tokens: int
+    places: Tensor | None = None  # the train positions in order's numbering; those of the table if there are no others
     processes: Processes = field(default=ALONE, init=False)
 
     def start(self, device: torch.device, processes: Processes = ALONE) -> None:
@@ -85,7 +86,7 @@ class GnnTask:
 
     def tokens(self, step: int) -> int:
         lines = (self.order(step * self.accumulate + part) for part in range(self.accumulate))
-        return sum(int((self.train.text.tokens(self.train.table.positions(some)) >= 0).sum()) for some in lines)
+        return sum(int((self.train.text.tokens(self._positions(some)) >= 0).sum()) for some in lines)
 
     def loss(self, step: int, part: int) -> Tensor:
         lines_BT = self.order(step * self.accumulate + part)
@@ -103,9 +104,12 @@ class GnnTask:
 
     def _batch(self, lines_BT: Tensor, k: int) -> tuple[Graph, Tensor]:
         """The graph and the targets of lines of the training table."""
-        positions_BT = self.train.table.positions(lines_BT)
+        positions_BT = self._positions(lines_BT)
         graph = self.graphs(self.train.context(positions_BT), self.train.table.at(positions_BT, k))
         return graph.to(self.device), self.train.text.tokens(positions_BT).to(self.device)
+
+    def _positions(self, lines: Tensor) -> Tensor:
+        return self.train.table.positions(lines) if self.places is None else self.places[lines]
 
     def validate(self, step: int, report: Report) -> Validation:
         """Mean negative log-probability on the first valid positions, of the base model and of the GNN.
@@ -127,7 +131,7 @@ class GnnTask:
         """The same two losses on blocks spread over the training text, each from nothing carried."""
         total: Counter[str] = Counter()
         for lines_T in self._sample:
-            total.update(self._losses(self.train, self.train.table.positions(lines_T), len(lines_T))[0])
+            total.update(self._losses(self.train, self._positions(lines_T), len(lines_T))[0])
         return {f"train_{name}": total[name] / max(1, total["tokens"]) for name in ("base", "gnn")}
 
     def _losses(
@@ -151,12 +155,7 @@ class GnnTask:
 
     @cached_property
     def _sample(self) -> Tensor:
-        """Lines of the training table, [blocks, block]; few, so that they add little to a validation."""
-        lines, scored = len(self.train.table), min(self.valid_tokens, len(self.valid.text))
-        tokens = max(1, min(SAMPLE_TOKENS, int(SAMPLE_SHARE * scored), lines))
-        block = min(self.order.block, tokens)
-        starts = torch.linspace(0, lines - block, tokens // block).long()
-        return starts[:, None] + torch.arange(block)
+        return sampled_lines(self.order, min(self.valid_tokens, len(self.valid.text)))
 
     def note(self, step: int) -> str:
         return f"k {self.ks[step]}"
@@ -171,19 +170,50 @@ class GnnTask:
         pass
 
 
+def sampled_lines(order: BlockOrder, scored: int) -> Tensor:
+    """The training text that is scored at each validation, [blocks, block]; little, so that it adds little time.
+
+    `scored` is how many valid tokens are.
+    """
+    tokens = max(1, min(SAMPLE_TOKENS, int(SAMPLE_SHARE * scored), order.positions))
+    block = min(order.block, tokens)
+    starts = torch.linspace(0, order.positions - block, tokens // block).long()
+    return starts[:, None] + torch.arange(block)
+
+
+def block_order(config: TrainConfig, positions: int, seed: int) -> BlockOrder:
+    return BlockOrder(positions, config.block, config.batch_blocks, seed)
+
+
+def read_lines(order: BlockOrder, batches: int, scored: int) -> Tensor:
+    """Which of the positions that it may read a training of so many batches reads, or scores at its validations."""
+    read_N = order.read(batches)
+    read_N[sampled_lines(order, scored)] = True
+    return read_N
+
+
 @dataclass(frozen=True)
 class Texts:
-    """The text that is trained on, and the text that is validated on."""
+    """The text that is trained on, and the text that is validated on.
+
+    `places` are the train positions that may be read, where the table does not have all of them.
+    """
 
     train: SearchedText
     valid: SearchedText
+    places: Tensor | None = None
 
 
 def train_gnn(
     fitting: Fitting, model: GnnModel, head: Head, graphs: GraphBuilder, texts: Texts, config: TrainConfig
 ) -> Artifact:
     """Train on the positions with neighbours, validate, and keep the best step."""
-    ks = Curriculum(config.curriculum)
+    ks, places, queried = Curriculum(config.curriculum), texts.places, texts.train.table.queried
+    order = block_order(config, len(texts.train.table if places is None else places), fitting.seed)
+    if places is not None and queried is not None and len(queried) < len(places):
+        scored = min(config.valid_tokens, len(texts.valid.text))
+        read_N = read_lines(order, len(ks) * config.accumulate, scored)
+        assert bool(torch.isin(places[read_N], queried).all()), "a position without neighbours would be read"
     plan = Plan(
         config=config,
         steps=len(ks),
@@ -196,9 +226,10 @@ def train_gnn(
         graphs=graphs,
         train=texts.train,
         valid=texts.valid,
-        order=BlockOrder(len(texts.train.table), config.block, config.batch_blocks, fitting.seed),
+        order=order,
         ks=ks,
         accumulate=config.accumulate,
         valid_tokens=config.valid_tokens,
+        places=places,
     )
     return finish(fitting, fit(fitting, task, make_optimizer(model, config), plan))

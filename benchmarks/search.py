@@ -1,0 +1,249 @@
+"""Search of real LM states at k = 1024: what each index takes to build, how fast it is, what it finds, what it holds.
+
+    python benchmarks/search.py --run runs/demo --rows 60000 300000 3000000
+
+The rows are the train states of the runs (or .npy files of states), the queries states of their valid text. Where more
+rows are asked for than there are, they are inflated (`inflated` says how). Each index is built in one process and
+searched in another, so that its memory is its own: what the searching process holds beyond the imports, maps of files
+left out. Recall is measured against exact search. `paper` is the paper's index, `auto` what index.kind: auto chooses,
+`auto, paper's memory` what it chooses when it may hold no more than the paper's does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from common import in_a_process, one_by_one, open_run, report
+
+from gnnlm.config import IndexConfig
+from gnnlm.datastore.store import read_rows
+from gnnlm.errors import ConfigError
+from gnnlm.retrieval.choice import BESIDE_A_CODE, choose_index, resolved
+from gnnlm.retrieval.exact import ExactIndex
+from gnnlm.retrieval.faiss_build import fill_with, train_index
+from gnnlm.retrieval.faiss_index import open_faiss_index
+from gnnlm.retrieval.index import Index, Rows, keys_of
+from gnnlm.retrieval.recall import nearest, recall_from
+
+CASES = ("exact", "paper", "auto", "auto, paper's memory", "ivf", "fast-scan", "PQ", "RaBitQ")
+NEAR, BLOCK = 8, 16_384  # near rows to mix with, looked for among so many
+SEED = 0
+
+
+def real_states(runs: list[str], files: list[str]) -> tuple[Any, Any]:
+    """Rows and queries: train and valid states of runs; of a file, every 50th row is a query."""
+    rows, queries = [], []
+    for name in runs:
+        run = open_run(name)
+        encoded, streams = run.artifact("encode"), run.parts.streams
+        for split, kept in (("train", rows), ("valid", queries)):
+            kept.append(read_rows(keys_of(encoded, split), Rows.of(streams[split]).all()).half().numpy())
+    for name in files:
+        states = np.load(name, mmap_mode="r")
+        held = np.arange(len(states)) % 50 == 49
+        rows.append(np.asarray(states[~held], np.float16))
+        queries.append(np.asarray(states[held], np.float16))
+    if not rows:
+        raise ConfigError("no states: name runs (--run) or .npy files (--states)")
+    return np.concatenate(rows), np.concatenate(queries)
+
+
+def inflated(states: Any, rows: int, path: Path) -> None:
+    """Write `rows` rows: the real ones, shuffled, and then mixtures of near ones, all different.
+
+    A new row is (1 - t) a + t b, where b is one of the 8 rows nearest to a among 16,384, and t is drawn from
+    0.25..0.75. Mixing draws rows together: it takes t (1 - t) |a - b|^2 from the mean squared distance. As much is
+    added again in the direction in which two other near rows differ. So new rows lie where rows are, differ in the
+    ways in which near rows differ, and near rows are about as far apart as those of more text of the same kind would
+    be. What does not grow with it is the number of kinds of contexts: real text would bring new ones.
+    """
+    rng = np.random.default_rng(SEED)
+    order = rng.permutation(len(states))
+    out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(rows, states.shape[1]))
+    done = min(rows, len(states))
+    out[:done] = states[order[:done]]
+    while done < rows:
+        some = torch.from_numpy(states[rng.permutation(len(states))[:BLOCK]]).float()
+        unit = torch.nn.functional.normalize(some, dim=1)
+        near = torch.cat([(part @ unit.T).topk(NEAR + 1).indices[:, 1:] for part in unit.split(512)]).numpy()
+        count = min(len(some), rows - done)
+        own = np.arange(count)
+        other = near[own, rng.integers(NEAR, size=count)]
+        third = near[other, rng.integers(NEAR, size=count)]
+        fourth = near[third, rng.integers(NEAR, size=count)]
+        a, b, c, d = (some[torch.from_numpy(at)] for at in (own, other, third, fourth))
+        t = torch.from_numpy(rng.uniform(0.25, 0.75, size=(count, 1))).float()
+        lost = (a - b).norm(dim=1, keepdim=True) * (t * (1 - t)).sqrt()
+        out[done : done + count] = ((1 - t) * a + t * b + lost * torch.nn.functional.normalize(c - d, dim=1)).half()
+        done += count
+    out.flush()
+
+
+def config_of(case: str, rows: int, width: int, code: int, probes: int) -> IndexConfig:
+    """The index of a case; `code` is the bytes of a key under `paper`."""
+    cells = f"IVF{max(1, min(int(2 * math.sqrt(rows)), rows // 39))}"
+    kinds = {
+        "fast-scan": f"PCA{min(width, 2 * code)},{cells},PQ{code}x4fs" if width < 2 * code else
+        f"PCA{2 * code},{cells},PQ{2 * code}x4fs",
+        "PQ": f"PCA{min(width // code, 2) * code},{cells},PQ{code}",
+        "RaBitQ": f"{cells},RaBitQ",
+    }  # fmt: skip
+    given: dict[str, Any] = {"kind": kinds.get(case, case.split(",")[0] if case.startswith("auto") else case)}
+    if case == "auto, paper's memory":
+        given["memory_gb"] = rows * (code + BESIDE_A_CODE) / 1e9
+    return resolved(IndexConfig(**given, bytes=code, probes=probes), rows, width)
+
+
+def build(given: dict[str, Any]) -> dict[str, Any]:
+    """Build an index, and say how long it took."""
+    keys, config = np.load(given["keys"], mmap_mode="r"), IndexConfig(**given["config"])
+    rows, clock = Rows(torch.tensor([0, len(keys) + 1])), _clock(given["busy"])
+    trained, filled = (Path(given["keys"]).parent / name for name in ("trained.faiss", "index.faiss"))
+    began = clock()
+    faiss.write_index(train_index(keys, rows, config, SEED), str(trained))
+    fill_with(trained, keys, rows, config.metric, filled)
+    return {"build_seconds": clock() - began, "bytes_per_vector": filled.stat().st_size / len(keys)}
+
+
+def measure(given: dict[str, Any]) -> dict[str, Any]:
+    """Search with an index that was built, and say how fast it is and what it finds."""
+    folder, config = Path(given["keys"]).parent, IndexConfig(**given["config"])
+    keys, clock, k = np.load(given["keys"], mmap_mode="r"), _clock(given["busy"]), given["k"]
+    queries_ND, true_NK = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("queries", "true"))
+    rows, before = Rows(torch.tensor([0, len(keys) + 1])), anonymous_bytes()
+    index: Index
+    if config.kind == "exact":
+        index = ExactIndex.over(keys, rows.all(), config.metric)
+    else:
+        index = open_faiss_index(folder / "index.faiss", keys, rows, config.metric, config.probes)
+    index.search(queries_ND[:1], k)
+    held = anonymous_bytes() - before
+    few = queries_ND[: len(true_NK)]
+    some = queries_ND[:256] if config.kind == "exact" else queries_ND
+    found = recall_from(index.search(few, k), few, index, true_NK, [128, k])
+    return {
+        "queries_per_s": len(some) / fastest(lambda: index.search(some, k), clock, given["tries"]),
+        "queries_per_s_single": 16
+        / fastest(lambda: [index.search(one, k) for one in queries_ND[:16].split(1)], clock, given["tries"]),
+        "recall_at_1024": found[k],
+        "recall_at_128": found[128],
+        "memory_mb": held / 2**20,
+    }
+
+
+def fastest(work: Callable[[], object], clock: Callable[[], float], tries: int) -> float:
+    times = []
+    for _ in range(tries):
+        began = clock()
+        work()
+        times.append(clock() - began)
+    return min(times)
+
+
+def _clock(busy: bool) -> Callable[[], float]:
+    return time.process_time if busy else time.perf_counter
+
+
+def anonymous_bytes() -> int:
+    """What this process holds in memory, maps of files left out."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("RssAnon")).split()[1]) * 1024
+
+
+def child(given: dict[str, Any]) -> dict[str, Any]:
+    return (build if given.pop("build") else measure)(given)
+
+
+def cases_of(folder: Path, rows: int, width: int, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every index over the rows in a folder."""
+
+    def one(case: str) -> dict[str, Any]:
+        config = config_of(case, rows, width, given.bytes, given.probes)
+        order = {"keys": str(folder / "keys.npy"), "config": config.model_dump(mode="json"), "k": given.k}
+        order |= {"busy": given.busy, "tries": given.tries}
+        made = {"build_seconds": 0.0, "bytes_per_vector": 4.0 * width}
+        if config.kind != "exact":
+            made = in_a_process(__file__, (), {**order, "build": True})
+        return {"rows": rows, "index": case, "kind": config.kind, **made,
+                **in_a_process(__file__, (), {**order, "build": False})}  # fmt: skip
+
+    return one_by_one(f"search of {rows:,} rows", given.index, one)
+
+
+def figure(cases: list[dict[str, Any]], path: Path) -> None:
+    """Queries a second against recall, a point for each index and size."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    drawn, axes = pyplot.subplots(figsize=(6.4, 4.2))
+    for name in dict.fromkeys(case["index"] for case in cases):
+        own = [case for case in cases if case["index"] == name]
+        line = [case["recall_at_1024"] for case in own], [case["queries_per_s"] for case in own]
+        axes.plot(*line, marker="o", label=name)
+        for case, recall, speed in zip(own, *line, strict=True):
+            axes.annotate(f"{case['rows'] / 1e6:g}M", (recall, speed), fontsize=7)
+    axes.set_yscale("log")
+    axes.set_xlabel("recall@1024")
+    axes.set_ylabel("queries a second")
+    axes.legend(fontsize=7)
+    drawn.savefig(path, dpi=150, bbox_inches="tight")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", nargs="*", default=[], help="runs whose states are searched; several are joined")
+    parser.add_argument("--states", nargs="*", default=[], metavar="FILE", help=".npy files of states")
+    parser.add_argument("--rows", nargs="*", type=int, help="sizes of the store (default: the states that there are)")
+    parser.add_argument(
+        "--index", nargs="*", default=CASES, help=f"cases: {', '.join(CASES)}, or FAISS factory strings"
+    )
+    parser.add_argument("--k", type=int, default=1024)
+    parser.add_argument("--queries", type=int, default=4096, help="queries of a batch, as in the search stage")
+    parser.add_argument("--bytes", type=int, default=64, help="bytes of a key under paper (default: %(default)s)")
+    parser.add_argument("--probes", type=int, default=32)
+    parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--busy", action="store_true", help="count the processor's time: the machine is not idle")
+    parser.add_argument("--figure", type=Path, help="write a figure to this file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(child(json.loads(given.child))))
+        return
+    states, held = real_states(given.run, given.states)
+    cases = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        held = held[np.sort(np.random.default_rng(SEED).permutation(len(held))[: given.queries])]
+        np.save(folder / "queries.npy", held)
+        for rows in given.rows or [len(states)]:
+            inflated(states, rows, folder / "keys.npy")
+            keys, whole = np.load(folder / "keys.npy", mmap_mode="r"), Rows(torch.tensor([0, rows + 1]))
+            few = torch.from_numpy(held[:256])
+            np.save(folder / "true.npy", nearest(few, keys, whole, min(given.k, rows), "cosine").similarity.numpy())
+            cases += cases_of(folder, rows, states.shape[1], given)
+    if given.figure:
+        figure(cases, given.figure)
+    kinds = {case["index"]: choose_index(IndexConfig(kind="auto"), case["rows"], states.shape[1]).why
+             for case in cases if case["index"] == "auto"}  # fmt: skip
+    counted = "the processor's time" if given.busy else "elapsed time"
+    report(
+        f"Search at k = {given.k}, {counted}", cases, given.json, real_states=len(states), auto=kinds.get("auto", "")
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""How a FAISS index is built: one is trained on a sample of all keys, and every segment gets a copy with its rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gnnlm.artifact import Array, Artifact, Draft, disk, draft_path, file_digest, files_of, found_part, writing
+from gnnlm.config import IndexConfig
+from gnnlm.config.retrieval import ROWS_PER_CLUSTER
+from gnnlm.corpus.stream import Stream, part_name
+from gnnlm.datastore.quantize import LEVELS, check_bytes
+from gnnlm.datastore.store import read_rows
+from gnnlm.engine import Spread, Task, here
+from gnnlm.errors import ConfigError
+from gnnlm.progress import Track, numbered, say
+from gnnlm.retrieval.choice import factory_of, resolved
+from gnnlm.retrieval.index import Rows, as_keys, key_file, keys_of
+
+Floats = npt.NDArray[np.float32]
+PART, TRAINED, FILE = "index", "trained.faiss", "index.faiss"
+TRAIN_ROWS = 262_144  # a quantizer is trained on this many rows, or on more if it has very many clusters
+BATCH = 65_536
+
+
+def training_rows(clusters: int, rows: int) -> int:
+    """How many of its rows an index with `clusters` clusters is trained on."""
+    return min(rows, max(TRAIN_ROWS, ROWS_PER_CLUSTER * clusters))
+
+
+def check_index(config: IndexConfig, width: int, rows: int) -> None:
+    """Refuse, before the long work, an index that cannot be built over `rows` keys of this width."""
+    if resolved(config, rows, width).kind != "exact":
+        empty_index(config, width, rows)
+
+
+def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
+    """An untrained index of the configured kind, for about `rows` rows."""
+    config = resolved(config, rows, width)
+    if config.kind == "paper":
+        check_bytes(width, config.bytes, "index.bytes")
+        if rows < LEVELS * ROWS_PER_CLUSTER:
+            raise ConfigError(
+                f"index.kind paper needs at least {LEVELS * ROWS_PER_CLUSTER:,} rows to learn its codes from, but "
+                f"the store has {rows:,}; use exact"
+            )
+    try:
+        # L2 between unit vectors gives the same order as cosine, also after a transform that centres the keys.
+        index = faiss.index_factory(width, factory_of(config, rows), faiss.METRIC_L2)
+    except RuntimeError as error:
+        raise _unusable(config, width, error) from error
+    if isinstance(index, faiss.IndexIDMap | faiss.IndexIDMap2):
+        raise ConfigError(f"index.kind {config.kind!r}: gnnlm numbers the rows itself; leave out IDMap")
+    return index
+
+
+def build_faiss_parts(
+    draft: Draft, encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, spread: Spread = here
+) -> list[Path]:
+    """Train an index on a sample of all keys, and make a copy of it with the rows of each segment: their files."""
+    file = draft.file(TRAINED)
+    if not draft.resumed:
+        for path in spread(draft.shards, partial(train_to, encoded, stream, config, seed), [Task("trained", TRAINED)]):
+            disk.rename(path, file)
+            draft.commit(TRAINED)
+    learned, segments = file_digest(file), zip(stream.segments, files_of(encoded, "train."), strict=True)
+    inputs = [index_inputs(files.artifact.fingerprint, text, learned, config.metric) for text, files in segments]
+    names = [part_name(number, PART) for number in range(len(inputs))]
+    missing = [n for n, name in enumerate(names) if found_part(draft.path.parent / name, inputs[n]) is None]
+    reads = (f"{draft.folder.name}/{TRAINED}",)
+    tasks = [Task("filled", f"index.{number:04d}", {"segment": number}, reads) for number in missing]
+    filled = spread(draft.shards, partial(fill_index, encoded, stream, config.metric, file), tasks)
+
+    def moved(part: Draft, number: int) -> dict[str, Any]:
+        disk.rename(next(filled), part.file(FILE))
+        return {"rows": len(Rows.of(stream.segments[number]))}
+
+    for number, name in enumerate(names):
+        draft.part(name, inputs[number], partial(moved, number=number))
+    return [_place(draft.path.parent / name) / FILE for name in names]
+
+
+def index_inputs(states: str, text: Stream, trained: str, metric: str) -> dict[str, str]:
+    """What the index of a segment is made from: its states, by fingerprint, its text, and the trained index's file."""
+    return {"states": states, "text": text.fingerprint, "trained": trained, "metric": metric}
+
+
+def _place(part: Path) -> Path:
+    """Where a part is: it waits for the others, or was in place before."""
+    waiting = draft_path(part)
+    return waiting if (waiting / FILE).is_file() else part
+
+
+def train_to(encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, path: Path) -> None:
+    """Write a trained index."""
+    index = train_index(keys_of(encoded, "train"), Rows.of(stream), config, seed)
+    with writing(path):
+        faiss.write_index(index, str(path))
+
+
+def train_index(keys: Array, rows: Rows, config: IndexConfig, seed: int) -> Any:
+    """An index without rows, trained on some of the keys."""
+    index = empty_index(config, keys.shape[1], len(rows))
+    ivf = faiss.try_extract_index_ivf(index)
+    wanted = training_rows(0 if ivf is None else ivf.nlist, len(rows))
+    sample = np.sort(np.random.default_rng(seed).permutation(len(rows))[:wanted])
+    if ivf is not None:
+        ivf.cp.seed = seed + 1
+        ivf.cp.min_points_per_centroid = 1
+    say(f"index: training on {len(sample):,} of {len(rows):,} rows")
+    try:
+        index.train(_keys(keys, rows.positions(torch.from_numpy(sample)), config.metric))
+    except RuntimeError as error:
+        raise _unusable(config, keys.shape[1], error) from error
+    return index
+
+
+def fill_index(encoded: Artifact, stream: Stream, metric: str, trained: Path, segment: int, path: Path) -> None:
+    """Write a copy of a trained index with the rows of one segment."""
+    keys, rows = files_of(encoded, "train.")[segment].array(key_file(encoded)), Rows.of(stream.segments[segment])
+    fill_with(trained, keys, rows, metric, path, numbered("index", segment, len(stream.segments)))
+
+
+def fill_with(trained: Path, keys: Array, rows: Rows, metric: str, path: Path, label: str = "index") -> None:
+    """Write a copy of a trained index with these rows."""
+    index = faiss.read_index(str(trained))
+    with Track(label, len(rows), "rows") as track:
+        for start in range(0, len(rows), BATCH):
+            some = torch.arange(start, min(start + BATCH, len(rows)))
+            index.add(_keys(keys, rows.positions(some), metric))
+            track.advance(len(some))
+    with writing(path):
+        faiss.write_index(index, str(path))
+
+
+def _keys(keys: Array, positions: Tensor, metric: str) -> Floats:
+    made: Floats = np.ascontiguousarray(as_keys(read_rows(keys, positions), metric).numpy())
+    return made
+
+
+def _unusable(config: IndexConfig, width: int, error: Exception) -> ConfigError:
+    reason = str(error).strip().splitlines()[0].rsplit(": ", 1)[-1]
+    return ConfigError(
+        f"index.kind {config.kind!r} cannot be built over keys of width {width}: {reason}; use exact, ivf, or another "
+        "FAISS factory string"
+    )

@@ -1,0 +1,239 @@
+"""Inverted lists searched list by list find what FAISS finds in them, and what a loop over all rows finds."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnlm.artifact import draft as drafts
+from gnnlm.config import IndexConfig, parse_config
+from gnnlm.retrieval import choice, faiss_build, lists
+from gnnlm.retrieval import search as search_module
+from gnnlm.retrieval.index import Allowed, Rows, keys_of, open_exact
+from gnnlm.retrieval.lists import Lists, best_of
+from gnnlm.retrieval.recall import recall_of
+from gnnlm.retrieval.segmented import SegmentedIndex
+from gnnlm.run import Run
+from tests.conftest import merge
+
+WIDTH, ROWS = 16, 400
+FACTORIES = ["IVF8,Flat", "IVF8,SQfp16", "PCA8,IVF8,SQ4", "IVF8,SQ8", "OPQ4_8,IVF8,PQ4x4", "IVF8_HNSW8,Flat"]
+
+
+def built(factory: str, keys: Any) -> Any:
+    index = faiss.index_factory(WIDTH, factory, faiss.METRIC_L2)
+    index.train(keys)
+    index.add(keys)
+    return index
+
+
+def as_one_document(keys: Any) -> Rows:
+    return Rows(torch.tensor([0, len(keys) + 1]))
+
+
+@pytest.fixture(scope="module")
+def keys() -> Any:
+    rng = np.random.default_rng(0)
+    return (rng.normal(size=(12, WIDTH))[rng.integers(12, size=ROWS)] * 2 + rng.normal(size=(ROWS, WIDTH))).astype("f4")
+
+
+@given(
+    scores=st.lists(st.sampled_from([-np.inf, -2.5, -1.0, -0.0, 0.0, 1e-30, 3.0, 7.25]), max_size=40),
+    k=st.integers(1, 50),
+    large=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_the_best(scores: list[float], k: int, large: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    positions = rng.permutation(1000)[: len(scores)] + (2**33 if large else 0)
+    want = sorted((-score, int(at)) for score, at in zip(scores, positions, strict=True) if score > -np.inf)[:k]
+    found = best_of(np.array(scores, np.float32), positions, k)
+    assert found[0].tolist() == [at for _, at in want]
+    assert found[1].tolist() == [np.float32(-score) for score, _ in want]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_lists_are_searched_as_faiss_does(factory: str, keys: Any) -> None:
+    """The same rows at the same distances, from the same lists, however the queries are cut."""
+    index, queries = built(factory, keys), keys[::7] + np.float32(0.1)
+    found = Lists.of(index, as_one_document(keys))
+    assert found is not None
+    for probes in (1, 3, 8):
+        faiss.extract_index_ivf(index).nprobe = probes
+        distances, rows = index.search(queries, 30)
+        asked = found.assign(torch.from_numpy(queries), queries, probes)
+        positions, scores = found.search(asked, 30)
+        there = rows >= 0
+        assert ((positions >= 0) == there).all()
+        np.testing.assert_allclose(-scores[there], distances[there], rtol=1e-3, atol=1e-3)
+        assert np.mean((positions == rows)[there]) > 0.97  # all but near ties
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lists, "SCORES_AT_ONCE", 700)
+            again, _ = found.search(asked, 30)
+        assert np.mean((positions == again)[there]) > 0.97
+
+
+@given(data=st.data())
+def test_filters_apply_inside(data: st.DataObject, keys: Any) -> None:
+    """What a loop finds among the rows that are open and not barred."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    found = Lists.of(built("IVF8,Flat", keys), as_one_document(keys))
+    assert found is not None
+    queries, k = keys[rng.integers(ROWS, size=5)], data.draw(st.integers(1, ROWS))
+    low = rng.integers(ROWS, size=5)
+    high = low + rng.integers(-1, 200, size=5)
+    open_P = np.append(rng.random(ROWS) < data.draw(st.sampled_from([0.02, 0.5, 1.0])), False)
+    asked = found.assign(torch.from_numpy(queries), queries, 8)
+    positions, scores = found.search(asked, k, (low, high), open_P)
+    for n, query in enumerate(queries):
+        allowed = [at for at in range(ROWS) if open_P[at] and not low[n] <= at <= high[n]]
+        distances = np.sort(np.square(keys[allowed] - query).sum(1))[:k]
+        assert (positions[n] >= 0).sum() == min(k, len(allowed))
+        assert set(positions[n][positions[n] >= 0].tolist()) <= set(allowed)
+        np.testing.assert_allclose(-scores[n, : len(distances)], distances, rtol=1e-3, atol=1e-3)
+
+
+def test_what_faiss_packs_for_itself_is_left_to_it(keys: Any) -> None:
+    for factory in ("IVF8,PQ8x4fs", "IVF8,RaBitQ", "HNSW8", "Flat"):
+        assert Lists.of(built(factory, keys), as_one_document(keys)) is None
+
+
+# -- every kind, over several segments -----------------------------------------------------------------------------
+
+KINDS: list[Any] = [
+    ("exact", {}),
+    ("ivf", {}),
+    ("auto", {}),
+    ("auto", {"memory_gb": 1e-9}),
+    ("IVF8,PQ8x4fs", {}),
+    ("PCA16,IVF8,RaBitQ", {}),
+    ("HNSW8", {}),
+    pytest.param("paper", {"bytes": 8, "clusters": 8}, marks=pytest.mark.slow),  # OPQ of 8 bits takes a minute
+]
+
+
+@pytest.fixture(scope="module")
+def in_segments(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The tiny run's store, in several segments."""
+    root = tmp_path_factory.mktemp("segments") / "run"
+    values = merge(tiny_run.config.model_dump(mode="json"), {"run": str(root), "store": {"segment_tokens": 1500}})
+    run = Run(parse_config(values))
+    for name in ("corpus", "encode", "codec"):
+        run.build(name)
+    assert len(run.parts.streams["train"].segments) > 2
+    return run
+
+
+def searched(run: Run, root: Path, **changes: Any) -> Run:
+    new = Run(parse_config(merge(run.config.model_dump(mode="json"), {"run": str(root), **changes})))
+    run.fork(new.config)
+    for name in ("corpus", "encode", "index", "search"):
+        new.build(name)
+    return new
+
+
+@pytest.mark.parametrize(("kind", "more"), KINDS)
+def test_every_kind_over_segments(
+    kind: str, more: dict[str, Any], in_segments: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "EXACT_ROWS", 100)
+    monkeypatch.setattr(faiss_build, "LEVELS", 1)
+    run = searched(in_segments, tmp_path / "run", index={"kind": kind, "probes": 6, **more})
+    facts = run.artifact("index").facts
+    if kind == "auto":
+        assert facts["asked"] == "auto"
+        assert facts["kind"].endswith("SQ4" if more else "SQfp16")
+        assert ("more than index.memory_gb" if more else "fits into index.memory_gb") in facts["why"]
+    if kind != "exact":
+        assert set(facts["recall"]) == {"1", "10", "128", "1024"}
+    encoded, stream = run.artifact("encode"), run.parts.streams["train"]
+    exact = open_exact(encoded, stream, "cosine")
+    keys_ND = torch.from_numpy(np.array(keys_of(encoded, "valid")[:40]))
+    found = run.parts.index.search(keys_ND, 10)
+    assert recall_of(found, keys_ND, exact, [10])[10] > 0.5
+    assert bool((found.similarity[:, :-1] >= found.similarity[:, 1:]).all())
+    if kind in ("exact", "ivf", "IVF8,PQ8x4fs", "PCA16,IVF8,RaBitQ") or facts["kind"].endswith("SQfp16"):
+        torch.testing.assert_close(found.similarity, exact.similarity(keys_ND, found.positions), atol=1e-3, rtol=1e-3)
+    again = Run(run.config)
+    assert again.state(again.stages["index"]) == "done"
+
+
+def test_queries_are_assigned_once(in_segments: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = searched(in_segments, tmp_path / "run", index={"kind": "ivf", "probes": 3})
+    keys_ND, asked = torch.from_numpy(np.array(keys_of(run.artifact("encode"), "valid")[:9])), []
+    assign = Lists.assign
+
+    def counted(self: Lists, *given: Any) -> Any:
+        asked.append(self)
+        return assign(self, *given)
+
+    monkeypatch.setattr(Lists, "assign", counted)
+    index = run.parts.index
+    assert isinstance(index, SegmentedIndex)
+    found = index.search(keys_ND, 12)
+    assert len(asked) == 1
+    each = [index.segment(number).search(keys_ND, 12) for number in range(len(index.rows))]
+    best = torch.cat([near.similarity for near in each], dim=1).sort(dim=1, descending=True).values[:, :12]
+    torch.testing.assert_close(found.similarity, best)
+    barred = (torch.full((9,), 100), torch.full((9,), 2000))
+    positions = index.search(keys_ND, 12, Allowed(barred)).positions
+    assert not ((positions >= 100) & (positions <= 2000)).any()
+
+
+def test_an_older_name_is_the_same_index(tmp_path: Path) -> None:
+    old, new = IndexConfig(kind="ivfpq"), IndexConfig(kind="paper")
+    assert old == new
+    assert choice.factory_of(new, 1_000_000) == "OPQ64,IVF4000,PQ64"
+
+
+def test_what_auto_chooses_depends_on_sizes_alone() -> None:
+    def kind(rows: int, width: int, **more: Any) -> str:
+        return choice.choose_index(IndexConfig(kind="auto", **more), rows, width).kind
+
+    assert kind(65_536, 576) == "exact"
+    assert kind(65_537, 576) == "IVF512,SQfp16"
+    assert kind(10_000_000, 576) == "PCA256,IVF6324,SQ4"
+    assert kind(10_000_000, 576, memory_gb=20) == "IVF6324,SQfp16"
+    assert kind(10_000_000, 576, memory_gb=0.8, clusters=4096) == "PCA128,IVF4096,SQ4"
+    assert kind(10_000_000, 32, memory_gb=0.01) == "PCA32,IVF6324,SQ4"
+    assert kind(10_000_000_000, 1024) == "PCA32,IVF200000_HNSW32,SQ4"
+
+
+def test_a_full_disk_in_the_middle_of_search_loses_nothing(
+    in_segments: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was searched is kept, and the same command ends in the same bytes."""
+    changes: dict[str, Any] = {"index": {"kind": "ivf"}, "search": {"shard_queries": 200}}
+    whole = searched(in_segments, tmp_path / "whole", **changes)
+    append, calls, done = drafts.ArrayWriter.append, [0], [0]
+    work = search_module.search_shard
+
+    def full(self: Any, rows: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, rows)
+
+    def counted(*given: Any, **more: Any) -> None:
+        done[0] += 1
+        work(*given, **more)
+
+    monkeypatch.setattr(search_module, "search_shard", counted)
+    monkeypatch.setattr(drafts.ArrayWriter, "append", full)
+    with pytest.raises(OSError, match="No space"):
+        searched(in_segments, tmp_path / "run", **changes)
+    before, calls[0] = done[0], 100
+    run = Run(parse_config(merge(whole.config.model_dump(mode="json"), {"run": str(tmp_path / "run")})))
+    run.build("search")
+    assert before >= 4
+    assert done[0] == sum(-(-len(queries.positions) // 200) for queries in run.parts.queries)  # none was done twice
+    for name in whole.artifact("search").manifest["files"]:
+        assert (run.path("search") / name).read_bytes() == (whole.path("search") / name).read_bytes()
