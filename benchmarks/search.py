@@ -5,8 +5,9 @@
 The rows are the train states of the runs (or .npy files of states), the queries states of their valid text. Where more
 rows are asked for than there are, they are inflated (`inflated` says how). Each index is built in one process and
 searched in another, so that its memory is its own: what the searching process holds beyond the imports, maps of files
-left out. Recall is measured against exact search. `paper` is the paper's index, `auto` what index.kind: auto chooses,
-`auto, paper's memory` what it chooses when it may hold no more than the paper's does.
+left out. Recall is measured against exact search. `paper, scanned by FAISS` is the paper's index as FAISS searches it,
+`paper` the same index searched list by list, `auto` what index.kind: auto chooses, and `auto, paper's memory` what it
+chooses when it may hold no more than the paper's does.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from gnnlm.retrieval.faiss_index import open_faiss_index
 from gnnlm.retrieval.index import Index, Rows, keys_of
 from gnnlm.retrieval.recall import nearest, recall_from
 
-CASES = ("exact", "paper", "auto", "auto, paper's memory", "ivf", "fast-scan", "PQ", "RaBitQ")
+SCANNED = ", scanned by FAISS"  # beside a case: not list by list, but as FAISS searches
+CASES = ("exact", f"paper{SCANNED}", "paper", "auto", "auto, paper's memory", "ivf", "fast-scan", "PQ", "RaBitQ")
 NEAR, BLOCK = 8, 16_384  # near rows to mix with, looked for among so many
 SEED = 0
 
@@ -123,10 +125,11 @@ def measure(given: dict[str, Any]) -> dict[str, Any]:
     queries_ND, true_NK = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("queries", "true"))
     rows, before = Rows(torch.tensor([0, len(keys) + 1])), anonymous_bytes()
     index: Index
+    by_lists = not given["scanned"]
     if config.kind == "exact":
         index = ExactIndex.over(keys, rows.all(), config.metric)
     else:
-        index = open_faiss_index(folder / "index.faiss", keys, rows, config.metric, config.probes)
+        index = open_faiss_index(folder / "index.faiss", keys, rows, config.metric, config.probes, by_lists)
     index.search(queries_ND[:1], k)
     held = anonymous_bytes() - before
     few = queries_ND[: len(true_NK)]
@@ -169,9 +172,9 @@ def cases_of(folder: Path, rows: int, width: int, given: argparse.Namespace) -> 
     """Every index over the rows in a folder."""
 
     def one(case: str) -> dict[str, Any]:
-        config = config_of(case, rows, width, given.bytes, given.probes)
+        config = config_of(case.removesuffix(SCANNED), rows, width, given.bytes, given.probes)
         order = {"keys": str(folder / "keys.npy"), "config": config.model_dump(mode="json"), "k": given.k}
-        order |= {"busy": given.busy, "tries": given.tries}
+        order |= {"busy": given.busy, "tries": given.tries, "scanned": case.endswith(SCANNED)}
         made = {"build_seconds": 0.0, "bytes_per_vector": 4.0 * width}
         if config.kind != "exact":
             made = in_a_process(__file__, (), {**order, "build": True})

@@ -1,6 +1,6 @@
 """Which index the config asks for: as a FAISS factory string, from the number of rows and the width alone.
 
-The thresholds of `auto` come from measurements (benchmarks/results.md, docs/decisions/0014), never from this machine:
+The thresholds of `auto` are written down here (docs/decisions/0014 says from what), never measured on this machine:
 the same config over the same text makes the same index everywhere.
 """
 
@@ -13,7 +13,7 @@ from gnnlm.artifact import human_bytes
 from gnnlm.config import IndexConfig
 from gnnlm.config.retrieval import ROWS_PER_CLUSTER
 
-EXACT_ROWS = 65_536  # exact search of so many rows takes about a millisecond a query, and finds everything
+EXACT_ROWS = 65_536  # exact search of so many rows takes about two milliseconds of a core, and finds everything
 MANY_CLUSTERS = 65_536  # beyond this, the clusters themselves are searched through an HNSW graph
 CODE_BYTES = (128, 96, 64, 48, 32, 24, 16)  # sizes of a code that `auto` tries, largest first
 BESIDE_A_CODE = 12  # bytes of a row beside its code: FAISS's id, and its position

@@ -36,10 +36,11 @@ PROPOSED = 1.25  # candidates for each neighbour, where the index only proposes 
 class FaissIndex:
     """A FAISS index, which positions its rows have, and the keys it was made from."""
 
-    def __init__(self, index: Any, keys: Array, rows: Rows, metric: str) -> None:
+    def __init__(self, index: Any, keys: Array, rows: Rows, metric: str, by_lists: bool = True) -> None:
+        """`by_lists`: search list by list what can be; otherwise FAISS scans the lists of each query."""
         self._index, self._keys, self._rows, self.metric = index, keys, rows, metric
         self._ivf = faiss.try_extract_index_ivf(index)
-        self._lists = Lists.of(index, rows)
+        self._lists = Lists.of(index, rows) if by_lists else None
         self._proposes = self._lists is None and _has_coarse_scores(index)
 
     def __len__(self) -> int:
@@ -177,15 +178,21 @@ class FaissIndex:
         return 1 if self._ivf is None else int(self._ivf.nlist)
 
 
-def open_faiss_index(path: Path, keys: Array, rows: Rows, metric: str, probes: int) -> FaissIndex:
+def open_faiss_index(
+    path: Path, keys: Array, rows: Rows, metric: str, probes: int, by_lists: bool = True
+) -> FaissIndex:
     index = faiss.read_index(str(path))
-    ivf = faiss.try_extract_index_ivf(index)
+    ivf: Any = faiss.try_extract_index_ivf(index)
     if ivf is not None:
+        ivf = faiss.downcast_index(ivf)
         ivf.nprobe = min(probes, ivf.nlist)
         quantizer = faiss.downcast_index(ivf.quantizer)
         if isinstance(quantizer, faiss.IndexHNSW):  # clusters are found through a graph: examine more than are needed
             quantizer.hnsw.efSearch = max(quantizer.hnsw.efSearch, 2 * ivf.nprobe)
-    return FaissIndex(index, keys, rows, metric)
+        if by_lists and type(ivf) is faiss.IndexIVFPQ:
+            ivf.use_precomputed_table = -1  # FAISS's own scan alone would read these tables
+            ivf.precompute_table()
+    return FaissIndex(index, keys, rows, metric, by_lists)
 
 
 def _keys(asked: Tensor | Assigned) -> Tensor:

@@ -159,6 +159,9 @@ def _read_by_training(run: Run, facts: Facts) -> dict[str, Any]:
     was = _made_from(run, "search")
     if was and READ not in was:
         return {}
+    order = ("train.block", "train.batch_blocks", "train.valid_tokens", "seed")
+    if was and not run.config.gnn.layers:  # nothing is trained, so whatever was searched is enough
+        return {name: was[name] for name in (*order, READ)}
     tokens = batches * train.batch_blocks * train.block
     if (
         not run.config.gnn.layers
@@ -167,8 +170,8 @@ def _read_by_training(run: Run, facts: Facts) -> dict[str, Any]:
         or run.config.lm.is_trained
     ):
         return {}  # a base model that was trained here may have left fewer positions
-    order = {name: getattr(train, name) for name in ("block", "batch_blocks", "valid_tokens")}
-    made = {f"train.{name}": value for name, value in order.items()} | {"seed": run.config.seed}
+    values = (train.block, train.batch_blocks, train.valid_tokens, run.config.seed)
+    made = dict(zip(order, values, strict=True))
     alike = all(was.get(name) == value for name, value in made.items())
     return {**made, READ: max(batches, was[READ]) if was and alike else batches}
 
