@@ -1,6 +1,6 @@
 """Which index the config asks for: as a FAISS factory string, from the number of rows and the width alone.
 
-The thresholds of `auto` are written down here (docs/decisions/0014 says from what), never measured on this machine:
+The thresholds of `auto` are written down here (docs/decisions/0016 says from what), never measured on this machine:
 the same config over the same text makes the same index everywhere.
 """
 
