@@ -420,6 +420,39 @@ def test_a_linked_artifact_has_the_named_files_alone(tmp_path: Path) -> None:
     assert (tmp_path / "y" / "rows.npy").samefile(tmp_path / "x" / "rows.npy")
 
 
+def test_what_safetensors_leaves_when_it_is_killed_is_ours(tmp_path: Path) -> None:
+    interrupted(tmp_path / "x")
+    (tmp_path / ".x.partial" / ".tmp4kEUyZ").write_bytes(b"half a tensor")
+    build(tmp_path / "x")
+    assert {path.name for path in (tmp_path / "x").iterdir()} == {"manifest.json", "rows.npy"}
+    interrupted(tmp_path / "y")
+    (tmp_path / ".y.partial" / ".tmp4kEUyZ").write_bytes(b"half a tensor")
+    build(tmp_path / "y", inputs={"a": 2}, rebuild=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+
+
+def test_a_damaged_list_of_names_is_no_licence_to_remove(tmp_path: Path) -> None:
+    interrupted(tmp_path / "x")
+    names = tmp_path / ".x.partial" / "draft.json"
+    names.write_text(names.read_text().replace("rows.npy", "rowz.npy"))
+    with pytest.raises(ArtifactError, match=r"holds draft\.json .*delete .*\.x\.partial"):
+        build(tmp_path / "x")
+
+
+def test_a_journal_and_what_it_relies_on_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(tmp_path / "straight")
+    for name, place in (("rows.npy", 140), ("journal.json", 30)):
+        interrupted(tmp_path / "x")
+        file = tmp_path / ".x.partial" / name
+        data = bytearray(file.read_bytes())
+        data[place] ^= 1
+        file.write_bytes(data)
+        build(tmp_path / "x")
+        assert "has lost or damaged data, so this stage starts over" in capsys.readouterr().err
+        assert Artifact.open(tmp_path / "x").fingerprint == Artifact.open(tmp_path / "straight").fingerprint
+        shutil.rmtree(tmp_path / "x")
+
+
 def test_advice_fits_the_failure(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="check that you may write there"), writing(tmp_path / "x"):
         raise PermissionError(13, "Permission denied")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from gnnlm.artifact.manifest import (
     MANIFEST,
     PARTS,
     draft_path,
+    fingerprint,
     listed_files,
     manifest_fingerprint,
     named_parts,
@@ -51,8 +53,20 @@ State = Literal["done", "stale", "half-done", "missing", "damaged"]
 
 def draft_names(folder: Path) -> set[str]:
     """The files and folders that a build records as its own; empty where the folder is no build of ours."""
-    names = _read_json(folder / NAMES)
-    return {NAMES, *(name for name in names if Path(name).name == name)} if isinstance(names, list) else set()
+    record = _read_json(folder / NAMES)
+    if isinstance(record, dict) and record == named(record.get("names")):
+        record = record["names"]  # else damaged, or the plain list of an older version
+    return {NAMES, *(name for name in record if Path(name).name == name)} if isinstance(record, list) else set()
+
+
+def named(names: object) -> dict[str, object]:
+    """What a build records: its names, and a checksum of them."""
+    return {"names": names, "checksum": fingerprint(names)}
+
+
+def is_scratch(name: str) -> bool:
+    """Whether this is a file that safetensors writes before it gives it its name; a kill leaves it."""
+    return re.fullmatch(r"\.tmp\w{6}", name) is not None
 
 
 def _own_names(folder: Path) -> tuple[set[str], set[str]]:
@@ -63,6 +77,7 @@ def _own_names(folder: Path) -> tuple[set[str], set[str]]:
     if named is None and not built:
         return files, set()
     drafted = draft_names(folder)  # in an artifact until it is removed, after a build has taken its place
+    files |= {name for name in os.listdir(folder) if is_scratch(name)} if drafted else set()
     return files | {f"{name}.new" for name in drafted or ({NAMES} if built else ())}, drafted
 
 
@@ -117,9 +132,9 @@ def damage(path: Path) -> str:
     """What is wrong with the artifact at `path` or its parts, if anything is (files are measured, not hashed)."""
     if found := _own_damage(path):
         return found
-    for name, fingerprint in named_parts(read_manifest(path)).items():
+    for name, wanted in named_parts(read_manifest(path)).items():
         part = path.parent / name
-        if not any(_is(place, fingerprint) for place in places(part)):
+        if not any(_is(place, wanted) for place in places(part)):
             return _own_damage(part) or other_part(part, path)
     return ""
 
@@ -170,8 +185,8 @@ def settle(path: Path) -> None:
 def is_finished(path: Path) -> bool:
     """Whether a whole build waits beside a place; what was replaced there has no list of its files any more."""
     folder = draft_path(path)
-    there = (folder / NAMES).is_file() or not (path / MANIFEST).is_file()
-    return there and (folder / MANIFEST).is_file() and not _own_damage(folder)
+    nothing_replaced = not (folder / NAMES).exists() and not (path / MANIFEST).is_file()
+    return (bool(draft_names(folder)) or nothing_replaced) and (folder / MANIFEST).is_file() and not _own_damage(folder)
 
 
 def _is(path: Path, fingerprint: str) -> bool:
@@ -207,8 +222,8 @@ def _tidy_place(place: Path) -> None:
     if (place / NAMES).is_file():
         for name in sorted(draft_names(place) - {MANIFEST, NAMES, *read_manifest(place)["files"]}):
             disk.remove_tree(place / name)
-        for name in sorted(draft_names(place)):
-            disk.remove_file(place / f"{name}.new")
+        for name in [*(f"{name}.new" for name in sorted(draft_names(place))), *filter(is_scratch, os.listdir(place))]:
+            disk.remove_file(place / name)
         disk.sync_directory(place)
         disk.remove_file(place / NAMES)
     replaced = draft_path(place)
@@ -224,7 +239,7 @@ def link_artifact(source: Path, place: Path) -> None:
         link_artifact(source.parent / part, place.parent / part)
     folder = draft_path(place)
     disk.make_directory(folder)
-    write_json(folder / NAMES, [*manifest["files"], MANIFEST])
+    write_json(folder / NAMES, named([*manifest["files"], MANIFEST]))
     for name in manifest["files"]:
         _link(source / name, folder / name)
     disk.sync_directory(folder)
