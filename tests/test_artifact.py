@@ -29,6 +29,7 @@ from gnnlm.artifact import (
     write_json,
     writing,
 )
+from gnnlm.artifact.manifest import sealed
 from gnnlm.artifact.place import damage, link_artifact, remove_other_parts, settle
 from gnnlm.errors import ArtifactError
 
@@ -352,6 +353,31 @@ def test_another_format_is_refused_by_name_and_rebuilt(tmp_path: Path) -> None:
     assert state_of(tmp_path / "x", {"a": 1}) == "stale"
     build(tmp_path / "x", rebuild=True)
     assert Artifact.open(tmp_path / "x").facts == {"n": 10}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.pop("files"),
+        lambda m: m.pop("format"),
+        lambda m: m["files"]["rows.npy"].pop("bytes"),
+        lambda m: m["files"]["rows.npy"].update(blocks={"bytes": 0, "crc32": ""}),
+        lambda m: m.update(parts=[1]),
+        lambda m: m["files"].update({"../x": m["files"]["rows.npy"]}),
+    ],
+)
+def test_a_manifest_that_lacks_something_is_damaged_even_with_a_checksum(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    """Found by the fuzzed manifests of tests/faults."""
+    build(tmp_path / "x")
+    manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
+    del manifest["checksum"]
+    change(manifest)
+    write_json(tmp_path / "x" / "manifest.json", sealed(manifest))
+    with pytest.raises(ArtifactError, match=r"manifest\.json is damaged"):
+        Artifact.open(tmp_path / "x")
+    assert state_of(tmp_path / "x", {"a": 1}) == "damaged"
 
 
 @pytest.mark.parametrize("journal", ["[1, 2]", "{}", '{"inputs": [], "step": 1, "bytes": {}, "notes": {}}', "{", "7"])
