@@ -29,6 +29,7 @@ from gnnlm.artifact import (
     write_json,
     writing,
 )
+from gnnlm.artifact.manifest import sealed
 from gnnlm.artifact.place import damage, link_artifact, remove_other_parts, settle
 from gnnlm.errors import ArtifactError
 
@@ -354,6 +355,31 @@ def test_another_format_is_refused_by_name_and_rebuilt(tmp_path: Path) -> None:
     assert Artifact.open(tmp_path / "x").facts == {"n": 10}
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.pop("files"),
+        lambda m: m.pop("format"),
+        lambda m: m["files"]["rows.npy"].pop("bytes"),
+        lambda m: m["files"]["rows.npy"].update(blocks={"bytes": 0, "crc32": ""}),
+        lambda m: m.update(parts=[1]),
+        lambda m: m["files"].update({"../x": m["files"]["rows.npy"]}),
+    ],
+)
+def test_a_manifest_that_lacks_something_is_damaged_even_with_a_checksum(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    """Found by the fuzzed manifests of tests/faults."""
+    build(tmp_path / "x")
+    manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
+    del manifest["checksum"]
+    change(manifest)
+    write_json(tmp_path / "x" / "manifest.json", sealed(manifest))
+    with pytest.raises(ArtifactError, match=r"manifest\.json is damaged"):
+        Artifact.open(tmp_path / "x")
+    assert state_of(tmp_path / "x", {"a": 1}) == "damaged"
+
+
 @pytest.mark.parametrize("journal", ["[1, 2]", "{}", '{"inputs": [], "step": 1, "bytes": {}, "notes": {}}', "{", "7"])
 def test_a_damaged_journal_is_a_fresh_start(tmp_path: Path, journal: str) -> None:
     interrupted(tmp_path / "x")
@@ -418,6 +444,39 @@ def test_a_linked_artifact_has_the_named_files_alone(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x", "y"]
     assert Artifact.open(tmp_path / "y").fingerprint == Artifact.open(tmp_path / "x").fingerprint
     assert (tmp_path / "y" / "rows.npy").samefile(tmp_path / "x" / "rows.npy")
+
+
+def test_what_safetensors_leaves_when_it_is_killed_is_ours(tmp_path: Path) -> None:
+    interrupted(tmp_path / "x")
+    (tmp_path / ".x.partial" / ".tmp4kEUyZ").write_bytes(b"half a tensor")
+    build(tmp_path / "x")
+    assert {path.name for path in (tmp_path / "x").iterdir()} == {"manifest.json", "rows.npy"}
+    interrupted(tmp_path / "y")
+    (tmp_path / ".y.partial" / ".tmp4kEUyZ").write_bytes(b"half a tensor")
+    build(tmp_path / "y", inputs={"a": 2}, rebuild=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+
+
+def test_a_damaged_list_of_names_is_no_licence_to_remove(tmp_path: Path) -> None:
+    interrupted(tmp_path / "x")
+    names = tmp_path / ".x.partial" / "draft.json"
+    names.write_text(names.read_text().replace("rows.npy", "rowz.npy"))
+    with pytest.raises(ArtifactError, match=r"holds draft\.json .*delete .*\.x\.partial"):
+        build(tmp_path / "x")
+
+
+def test_a_journal_and_what_it_relies_on_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(tmp_path / "straight")
+    for name, place in (("rows.npy", 140), ("journal.json", 30)):
+        interrupted(tmp_path / "x")
+        file = tmp_path / ".x.partial" / name
+        data = bytearray(file.read_bytes())
+        data[place] ^= 1
+        file.write_bytes(data)
+        build(tmp_path / "x")
+        assert "has lost or damaged data, so this stage starts over" in capsys.readouterr().err
+        assert Artifact.open(tmp_path / "x").fingerprint == Artifact.open(tmp_path / "straight").fingerprint
+        shutil.rmtree(tmp_path / "x")
 
 
 def test_advice_fits_the_failure(tmp_path: Path) -> None:

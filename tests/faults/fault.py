@@ -155,13 +155,15 @@ class Child:
     def wait(self, seconds: float = math.inf) -> bool:
         """Wait for its end, but no longer than this; whether it has ended."""
         began = time.monotonic()
-        while self._status is None and time.monotonic() - began < seconds:
+        while self._status is None:
             number, status = os.waitpid(self._number, os.WNOHANG)
             if number:
                 self._status = status
-            else:
+            elif time.monotonic() - began < seconds:
                 time.sleep(0.002)
-        return self._status is not None
+            else:
+                return False
+        return True
 
     def send(self, number: int) -> None:
         if not self.wait(0):

@@ -34,7 +34,7 @@ def test_there_are_enough_points() -> None:
     assert sum(len(points_of(scenario)) for scenario in SCENARIOS) >= 300
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(280)
 @pytest.mark.parametrize(("scenario", "number", "of"), [point for each in SCENARIOS for point in points_of(each)])
 def test_a_command(world: World, tmp_path: Path, seed: int, scenario: Scenario, number: int, of: int) -> None:
     chance = random.Random(f"{seed} {scenario.name} {number}")

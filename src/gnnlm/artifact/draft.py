@@ -36,6 +36,8 @@ from gnnlm.artifact.place import (
     check_place,
     draft_names,
     is_finished,
+    is_scratch,
+    named,
     remove_ours,
     settle,
     state_of,
@@ -130,7 +132,7 @@ class Draft:
     def _claim(self, *names: str) -> None:
         if not self._names.issuperset(names):
             self._names.update(names)
-            write_json(self.folder / NAMES, sorted(self._names))
+            write_json(self.folder / NAMES, named(sorted(self._names)))
 
     def _claim_all(self) -> None:
         """Record every file in the folder as this build's own: the folder was empty when the build began."""
@@ -220,7 +222,7 @@ class Draft:
         disk.remove_tree(self.folder / SHARDS)
         if files is None:
             ours = (NAMES, JOURNAL, MANIFEST)
-            names = (path.name for path in self.folder.iterdir() if path.suffix != ".new")
+            names = (p.name for p in self.folder.iterdir() if p.suffix != ".new" and not is_scratch(p.name))
             files = sorted(name for name in names if name not in ours)
         mode = stat.S_IMODE((self.folder / NAMES).stat().st_mode)
         for name in files:  # safetensors creates files that only their owner may read

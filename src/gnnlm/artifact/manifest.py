@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -97,12 +98,43 @@ def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
             f"{path} was made by {age} version of gnnlm (format {found}, this version reads {FORMAT}); rebuild it: "
             f"{rebuild_command(path)}"
         )
-    if not isinstance(manifest, dict) or manifest.pop("checksum", None) != fingerprint(manifest):
+    if not _is_whole(manifest):
         advice = f"rebuild it: {rebuild_command(path)}" if listed_files(manifest) is not None else (
             f"delete {path}, if nothing in it is yours, and run again"
         )  # fmt: skip
         raise ArtifactError(f"{path / MANIFEST} is damaged (it was changed after it was written); {advice}")
-    return manifest
+    return {name: value for name, value in manifest.items() if name != "checksum"}
+
+
+def _is_whole(manifest: object) -> bool:
+    """Whether this is a manifest with the checksum that it was given, and with everything that readers rely on."""
+    if not isinstance(manifest, dict):
+        return False
+    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    try:
+        fits = manifest.get("checksum") == fingerprint(rest)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+    kinds = {"format": int, "stage": str, "inputs": dict, "facts": dict, "files": dict}
+    if not fits or not all(isinstance(rest.get(name), kind) for name, kind in kinds.items()):
+        return False
+    parts, files = rest.get("parts", {}), rest["files"].items()
+    return (
+        isinstance(parts, dict)
+        and all(isinstance(part, str) for part in parts.values())
+        and all(Path(name).name == name and _describes_a_file(entry) for name, entry in files)
+    )
+
+
+def _describes_a_file(entry: object) -> bool:
+    kinds = {"bytes": int, "sha256": str, "mtime_ns": int}
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(name), kind) for name, kind in kinds.items()):
+        return False
+    blocks = entry.get("blocks", {"bytes": 1, "crc32": ""})
+    if not isinstance(blocks, dict) or not isinstance(blocks.get("crc32"), str) or not isinstance(blocks["bytes"], int):
+        return False
+    count = -(-entry["bytes"] // blocks["bytes"]) if blocks["bytes"] > 0 else -1
+    return "blocks" not in entry or re.fullmatch(f"[0-9a-f]{{{8 * count}}}", blocks["crc32"]) is not None
 
 
 def other_format(manifest: object) -> int | None:

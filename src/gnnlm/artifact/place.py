@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ from gnnlm.artifact.manifest import (
     PARTS,
     draft_path,
     erased_files,
+    fingerprint,
     listed_files,
     manifest_fingerprint,
     named_parts,
@@ -53,8 +55,20 @@ State = Literal["done", "stale", "half-done", "missing", "damaged"]
 
 def draft_names(folder: Path) -> set[str]:
     """The files and folders that a build records as its own; empty where the folder is no build of ours."""
-    names = _read_json(folder / NAMES)
-    return {NAMES, *(name for name in names if Path(name).name == name)} if isinstance(names, list) else set()
+    record = _read_json(folder / NAMES)
+    if isinstance(record, dict) and record == named(record.get("names")):
+        record = record["names"]  # else damaged, or the plain list of an older version
+    return {NAMES, *(name for name in record if Path(name).name == name)} if isinstance(record, list) else set()
+
+
+def named(names: object) -> dict[str, object]:
+    """What a build records: its names, and a checksum of them."""
+    return {"names": names, "checksum": fingerprint(names)}
+
+
+def is_scratch(name: str) -> bool:
+    """Whether this is a file that safetensors writes before it gives it its name; a kill leaves it."""
+    return re.fullmatch(r"\.tmp\w{6}", name) is not None
 
 
 def _own_names(folder: Path) -> tuple[set[str], set[str]]:
@@ -65,6 +79,7 @@ def _own_names(folder: Path) -> tuple[set[str], set[str]]:
     if named is None and not built:
         return files, set()
     drafted = draft_names(folder)  # in an artifact until it is removed, after a build has taken its place
+    files |= {name for name in os.listdir(folder) if is_scratch(name)} if drafted else set()
     return files | {f"{name}.new" for name in drafted or ({NAMES} if built else ())}, drafted
 
 
@@ -119,9 +134,9 @@ def damage(path: Path) -> str:
     """What is wrong with the artifact at `path` or its parts, if anything is (files are measured, not hashed)."""
     if found := _own_damage(path):
         return found
-    for name, fingerprint in named_parts(read_manifest(path)).items():
+    for name, wanted in named_parts(read_manifest(path)).items():
         part = path.parent / name
-        if not any(_is(place, fingerprint) for place in places(part)):
+        if not any(_is(place, wanted) for place in places(part)):
             return _own_damage(part) or other_part(part, path)
     return ""
 
@@ -175,8 +190,8 @@ def settle(path: Path) -> None:
 def is_finished(path: Path) -> bool:
     """Whether a whole build waits beside a place; what was replaced there has no list of its files any more."""
     folder = draft_path(path)
-    there = (folder / NAMES).is_file() or not (path / MANIFEST).is_file()
-    return there and (folder / MANIFEST).is_file() and not _own_damage(folder)
+    nothing_replaced = not (folder / NAMES).exists() and not (path / MANIFEST).is_file()
+    return (bool(draft_names(folder)) or nothing_replaced) and (folder / MANIFEST).is_file() and not _own_damage(folder)
 
 
 def _is(path: Path, fingerprint: str) -> bool:
@@ -212,8 +227,8 @@ def _tidy_place(place: Path) -> None:
     if (place / NAMES).is_file():
         for name in sorted(draft_names(place) - {MANIFEST, ERASED, NAMES, *read_manifest(place)["files"]}):
             disk.remove_tree(place / name)
-        for name in sorted(draft_names(place)):
-            disk.remove_file(place / f"{name}.new")
+        for name in [*(f"{name}.new" for name in sorted(draft_names(place))), *filter(is_scratch, os.listdir(place))]:
+            disk.remove_file(place / name)
         disk.sync_directory(place)
         disk.remove_file(place / NAMES)
     replaced = draft_path(place)
@@ -231,7 +246,7 @@ def link_artifact(source: Path, place: Path) -> None:
     names = [name for name in manifest["files"] if name not in gone] + ([ERASED] if gone else [])
     folder = draft_path(place)
     disk.make_directory(folder)
-    write_json(folder / NAMES, [*names, MANIFEST])
+    write_json(folder / NAMES, named([*names, MANIFEST]))
     for name in names:
         _link(source / name, folder / name)
     disk.sync_directory(folder)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from gnnlm.errors import TrainingError
 from gnnlm.train.data import Pieces
 from gnnlm.train.processes import Processes
 
+CHUNK = 2**14  # positions that are looked at together
 UNREAD_STATES, UNREAD_POSITIONS = "unread.states.npy", "unread.positions.npy"
 
 
@@ -87,7 +88,9 @@ class FirstReadings:
     def _file(self) -> BinaryIO:
         """Plain writes, not a memory map: a full disk is then an error that can be reported, not a crash."""
         if self._path.exists():
-            return self._path.open("r+b")
+            file = cast(BinaryIO, self._path.open("r+b"))
+            disk.truncate(file, self._place(self._shape[0]))
+            return file
         file = disk.create(self._path)
         disk.write(file, self._header)
         disk.truncate(file, self._place(self._shape[0]))
@@ -101,17 +104,28 @@ class FirstReadings:
 
     def check(self, kept: Tensor) -> None:
         """Go on from what an earlier attempt has kept; refused if its states are not there as they were."""
+        self._file.seek(0)
+        whole, others = self._file.read(len(self._header)) == self._header, np.ones(self._shape[0], dtype=bool)
         for number, digest in zip(self._kept, kept.tolist(), strict=True):
             found = 0
-            for begin, end in self._pieces.bounds(number).tolist() if digest >= 0 else ():
-                self._file.seek(self._place(begin))
-                found = zlib.crc32(self._file.read(self._place(end) - self._place(begin)), found)
-            if digest >= 0 and found != digest:
-                raise TrainingError(
-                    f"{self._path} has lost states that were kept for the GNN; delete {self._path.parent} and run the "
-                    "same command again: the fine-tuning starts over"
-                )
+            for begin, end in self._pieces.bounds(number).tolist():
+                others[begin:end] = False
+                found = zlib.crc32(self._bytes(begin, end), found)
+            whole = whole and digest in (-1, found)
+        for begin in range(0, len(others), CHUNK):
+            rows = np.frombuffer(self._bytes(begin, min(begin + CHUNK, len(others))), np.uint16)
+            whole = whole and not rows.reshape(-1, self._shape[1])[others[begin : begin + CHUNK]].any()
+        if not whole:
+            raise TrainingError(
+                f"{self._path} has lost states that were kept for the GNN; delete {self._path.parent} and run the same "
+                "command again: the fine-tuning starts over"
+            )
         self._digests = kept.clone()
+
+    def _bytes(self, begin: int, end: int) -> bytes:
+        """The states of some positions, as they are in the file."""
+        self._file.seek(self._place(begin))
+        return self._file.read(self._place(end) - self._place(begin))
 
     def finish(self, batches: int) -> npt.NDArray[np.int64]:
         """The positions kept in the first `batches` batches, in order."""
