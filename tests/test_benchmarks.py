@@ -104,3 +104,11 @@ def test_scaling(write_config: Any) -> None:
         held = [case["index_bytes"] for case in found]
         assert held == sorted(held, reverse=True)
         assert all(case["queries_per_second"] > 0 and case["seconds"] > 0 for case in found)
+
+
+def test_living(tiny_run: Run, tmp_path: Path) -> None:
+    result = last_line("living.py", "--run", str(tiny_run.root), "--tokens", "300", "--folder", str(tmp_path), "--json")
+    found = {case["what"]: case for case in result["cases"]}
+    assert found["add"]["ratio"] > 0
+    assert found["remove"]["documents_per_s"] > 0
+    assert found["search, compacted"]["megabytes"] < found["search, nothing removed"]["megabytes"]

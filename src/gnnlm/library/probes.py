@@ -85,6 +85,8 @@ class _Kept:
         self._text = "\0".join(text for _, text in self.documents)
         self._tokens = b"".join(np.asarray(stream.tokens).tobytes() for stream in streams)
         self._arrays = [array for segment in now.segments for array in _arrays(run.root / segment.name)]
+        encoded = run.artifact("encode")
+        self._arrays += [encoded.array(name) for name in encoded.manifest["files"] if name.endswith(".npy")]
 
     def new_text(self, text: str) -> list[bytes]:
         pieces = {text[start : start + LETTERS] for start in range(0, max(1, len(text) - LETTERS + 1), LETTERS // 2)}
