@@ -127,3 +127,11 @@ def test_search(tiny_run: Run) -> None:
     assert all(case[name] > 0 for case in cases for name in fields)
     assert all(case["recall_at_1024"] == 1 for case in cases if case["kind"] == "exact")
     assert all(0.5 < case["recall_at_128"] <= 1 for case in cases)
+
+
+def test_living(tiny_run: Run, tmp_path: Path) -> None:
+    result = last_line("living.py", "--run", str(tiny_run.root), "--tokens", "300", "--folder", str(tmp_path), "--json")
+    found = {case["what"]: case for case in result["cases"]}
+    assert found["add"]["ratio"] > 0
+    assert found["remove"]["documents_per_s"] > 0
+    assert found["search, compacted"]["megabytes"] < found["search, nothing removed"]["megabytes"]

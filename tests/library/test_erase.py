@@ -152,7 +152,7 @@ def test_text_that_was_copied_elsewhere_in_the_run_is_found(root: Path) -> None:
     states = np.load(root / "added" / "0001.0" / "states" / "states.npy")
     (root / "notes.txt").write_text("as it says there: " + make_text(1)[40:120])
     (root / "tokens.bin").write_bytes(b"..." + np.array(ids, dtype=np.int16)[8:60].tobytes())
-    (root / "states.bin").write_bytes(states[9].tobytes())
+    (root / "states.bin").write_bytes(states[9:20].tobytes())
     (root / "escaped.json").write_text(json.dumps({"text": make_text(1)}))
     library.remove("secret")
     change = erased(library)
@@ -163,9 +163,11 @@ def test_text_that_other_documents_have_too_is_not_taken_for_it(root: Path) -> N
     library = Library(root)
     shared = make_text(1)
     library.add_texts({"one": shared, "two": shared + make_text(2)})
-    library.remove("one")
+    held_out = library.run.parts.streams["valid"].documents[0]["text"]
+    library.add_texts({"valid": held_out})
+    library.remove(["one", "valid"])
     change = erased(library)
-    assert change.erased == ("one",)
+    assert set(change.erased) == {"one", "valid"}
     assert change.found == ()
 
 

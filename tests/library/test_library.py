@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -331,6 +332,25 @@ def test_text_of_valid_or_test_is_reported(root: Path, library: Library) -> None
     assert segment.overlapping == (0,)
 
 
+def test_the_current_generation_is_evaluated_without_what_overlaps(root: Path, library: Library) -> None:
+    report = json.loads((root / "report" / "report.json").read_text())["rows"]
+    built = library.evaluate()
+    assert built.generation == 0
+    for name, value in built.perplexity.items():
+        assert value == pytest.approx(report[name]["ppl"], rel=1e-4)
+    test = Run(load_config(root), reading=True).parts.streams["test"].documents
+    library.add_texts({f"leak {number}": test[number]["text"] for number in range(len(test))})
+    leaked = library.evaluate()
+    assert (leaked.generation, leaked.left_out) == (1, tuple(f"leak {number}" for number in range(len(test))))
+    assert leaked.perplexity == pytest.approx(built.perplexity, rel=1e-4)
+    book = gnnlm.open(root)
+    assert book.score(test[0]["text"], predictors=["knn"]).perplexity() < 0.5 * built.perplexity["knn"]
+    library.add_texts({"other": make_text(1)})
+    library.remove(library.documents()[0].name)
+    assert library.evaluate().perplexity["knn"] != pytest.approx(built.perplexity["knn"], rel=1e-6)
+    assert library.evaluate().perplexity["base"] == pytest.approx(built.perplexity["base"], rel=1e-6)
+
+
 # -- following a folder ------------------------------------------------------------------------------------------------
 
 
@@ -369,16 +389,19 @@ def test_a_rebuild_does_not_silently_serve_old_segments(root: Path, library: Lib
     gone = library.documents()[0].name
     library.add_texts({"new": make_text(1), "gone": make_text(2)}, tags=["manual"])
     library.remove(["gone", gone])
+    base = library.documents()[0].name
+    library.add_texts({base: gnnlm.open(root).document(base).text}, tags=["old"])
     library.compact()
     states = Artifact.open(root / library.history()[-1].segments[-1].name / "states").fingerprint
     run = Run(load_config(root, ("cache.form=states",)))
     run.build_all(rebuild=True)
     for use in (lambda: gnnlm.open(root), lambda: Library(root).documents(), lambda: Library(root).remove("new")):
-        with pytest.raises(ArtifactError, match=r"generation 3 .* was made with another cache, rebuilt since; .*renew"):
+        with pytest.raises(ArtifactError, match=r"generation 4 .* was made with another cache, rebuilt since; .*renew"):
             use()
     change = Library(root).renew()
-    assert change.generation == 4
+    assert change.generation == 5
     book = gnnlm.open(root)
+    assert {document.name for document in book.documents if "old" in document.tags} == {base}
     names = [document.name for document in book.documents]
     assert "new" in names
     assert not {"gone", gone} & set(names)  # what was removed stays removed
@@ -386,7 +409,7 @@ def test_a_rebuild_does_not_silently_serve_old_segments(root: Path, library: Lib
     assert book.documents[-1].tags == ("manual",)
     assert found_in(book, make_text(1)[:60]) & {"new"}
     assert Artifact.open(root / library.history()[-1].segments[-1].name / "states").fingerprint != states
-    assert Library(root).renew().generation == 4
+    assert Library(root).renew().generation == 5
 
 
 def test_a_copy_of_a_run_serves_the_same_and_a_fork_starts_as_built(
@@ -410,7 +433,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(root: Path, library: L
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gnnlm.library.library.commit", killed)
+    monkeypatch.setattr("gnnlm.library.writing.commit", killed)
     with pytest.raises(KeyboardInterrupt):
         library.add_texts({"new": make_text(1)})
     monkeypatch.undo()

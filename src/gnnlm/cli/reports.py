@@ -33,6 +33,24 @@ def show_report(made: Run, as_json: bool) -> None:
         print_json(made)
 
 
+def show_current(made: Run, as_json: bool) -> None:
+    """The perplexity of test with the generation that the run serves now, beside the report's."""
+    from gnnlm.library.library import Library
+
+    made.reading = True
+    found = Library(made).evaluate()
+    built = {name: row.ppl for name, row in open_report(made).rows.items()} if made.path("eval").is_dir() else {}
+    out.print(f"test perplexity at generation {found.generation}, {found.test_tokens:,} tokens", markup=False)
+    for name, value in found.perplexity.items():
+        was = built.get(name)
+        before = "" if was is None else f" (report, generation 0: {was:.3f})"
+        out.print(f"  {name} {value:.3f}{before}", soft_wrap=True, markup=False)
+    if found.left_out:
+        out.print(f"left out, for they share text with valid or test: {', '.join(found.left_out)}", soft_wrap=True)
+    if as_json:
+        print(json.dumps(found.as_json()))
+
+
 def generation_line(made: Run) -> str | None:
     """What the run serves now, if documents have come or gone since it was built."""
     from gnnlm.artifact import read_manifest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from gnnlm.cli.options import (
@@ -18,7 +20,7 @@ from gnnlm.cli.options import (
     one_stage,
     open_config,
 )
-from gnnlm.cli.reports import show_report
+from gnnlm.cli.reports import show_current, show_report
 from gnnlm.run.stages import STAGES, Stage
 
 
@@ -47,9 +49,15 @@ def _command(stage: Stage):  # type: ignore[no-untyped-def]
             engine: EngineName = "local",
             ray_address: RayAddress = None,
             storage: StorageUrl = None,
+            current: Annotated[
+                bool, typer.Option("--current", help="Score test with the documents that the run serves now.")
+            ] = False,
             as_json: AsJson = False,
         ) -> None:
             made = open_config(config, set_)
+            if current:
+                show_current(made, as_json)
+                return
             with engine_of(made, engine, ray_address, storage):
                 made.build(stage.name, rebuild)
             show_report(made, as_json)

@@ -9,8 +9,9 @@ from gnnlm.artifact import ADDED, Artifact
 from gnnlm.corpus.stream import TextWriter
 from gnnlm.generation import Generation, Segment
 from gnnlm.generation.place import generation_file
+from gnnlm.library.catalogue import text_of
 from gnnlm.library.making import Copied, SegmentMaker
-from gnnlm.library.shelf import text_of
+from gnnlm.library.texts import NewTexts
 from gnnlm.run import Run
 
 
@@ -64,7 +65,7 @@ def _movable(segment: Segment) -> bool:
 
 def _copy(run: Run, now: Generation, maker: SegmentMaker, name: str, kept: Sequence[Kept]) -> Segment:
     """A new segment with some documents of others, and their tags."""
-    text = TextWriter(run.artifact("encode").facts["vocab_size"])
+    text = TextWriter(NewTexts(run).vocab_size)
     spans, parts = [], []
     tags: dict[str, list[int]] = {}
     overlapping: list[int] = []

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gnnlm.artifact import Artifact, Draft, Files, make_part
+from gnnlm.artifact import Artifact, Draft, Files, disk, make_part
 from gnnlm.artifact.place import settle
 from gnnlm.corpus.stream import TEXT, Stream, TextWriter
 from gnnlm.datastore.codec import CODES, QUANTIZER, codes_inputs, write_codes
@@ -66,13 +66,14 @@ class SegmentMaker:
         """A segment in the run directory, all parts in place; it is no one's until a generation names it."""
         folder = self._run.root / name
         made = self._part(folder / TEXT, text.inputs, text.write_part)
-        segment = self.finish(name, made, copied)
-        text_of = Stream(made, "train", [Files(made)])
-        return Segment(name, segment, len(text_of.starts) - 1, len(text_of))
+        parts = self._parts(folder, made, copied)
+        disk.sync_directory(folder.parent)  # the parts themselves are on the disk
+        stream = Stream(made, "train", [Files(made)])
+        return Segment(name, parts, len(stream.starts) - 1, len(stream))
 
-    def finish(self, name: str, text: Artifact, copied: Copied | None = None) -> dict[str, str]:
-        """All parts of a segment whose text is there; a part that is there and made from the same is kept."""
-        run, folder = self._run, self._run.root / name
+    def _parts(self, folder: Path, text: Artifact, copied: Copied | None) -> dict[str, str]:
+        """All parts of a segment whose text is there, by kind."""
+        run = self._run
         stream = Stream(text, "train", [Files(text)])
         found = {TEXT: text.fingerprint}
         before = [text.fingerprint] if run.config.lm.continuous else None

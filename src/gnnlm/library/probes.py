@@ -14,11 +14,12 @@ from gnnlm.artifact import Artifact, Files
 from gnnlm.corpus.stream import TEXT, Stream
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Generation
-from gnnlm.library.shelf import text_of
+from gnnlm.library.catalogue import text_of
 from gnnlm.run import Run
 
 LETTERS = 24  # of a piece of text
 TOKENS = 12  # of a piece of a token stream
+ROWS = 64  # of each document whose states are looked for
 LEAST_ROW = 16  # bytes of a row of states that tell it from any other
 SCANNED = 2**37  # bytes that are looked at in all: pieces times the size of the run
 FEWEST, MOST = 32, 4096  # pieces
@@ -51,7 +52,8 @@ class Probes:
                 first, last = stream.starts[number : number + 2].tolist()
                 found[0] += stays.new_text(document["text"])
                 found[1] += stays.new_tokens(np.asarray(stream.tokens[first : last - 1]))
-                found[2] += [array[row].tobytes() for array in arrays for row in range(first + 1, last)]
+                step = 1 + (last - first) // ROWS
+                found[2] += [array[row].tobytes() for array in arrays for row in range(first + 1, last, step)]
         found[2] = stays.new_rows(found[2])
         size = sum(path.stat().st_size for path in _all_files(run.root))
         most = min(MOST, max(FEWEST, SCANNED // max(1, size)))
@@ -83,6 +85,8 @@ class _Kept:
         self._text = "\0".join(text for _, text in self.documents)
         self._tokens = b"".join(np.asarray(stream.tokens).tobytes() for stream in streams)
         self._arrays = [array for segment in now.segments for array in _arrays(run.root / segment.name)]
+        encoded = run.artifact("encode")
+        self._arrays += [encoded.array(name) for name in encoded.manifest["files"] if name.endswith(".npy")]
 
     def new_text(self, text: str) -> list[bytes]:
         pieces = {text[start : start + LETTERS] for start in range(0, max(1, len(text) - LETTERS + 1), LETTERS // 2)}

@@ -74,6 +74,13 @@ class NewTexts:
         assert vocabulary is not None
         return vocabulary
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids, which decides how tokens are stored."""
+        known: int = self._run.artifact("encode").facts["vocab_size"]
+        made: dict[str, int] = self._run.artifact("corpus").facts.get("vocabulary", {})
+        return made.get("size", known)
+
     def overlapping(self, documents: Sequence[TokenizedDocument]) -> list[int]:
         """The documents, by number, that share a paragraph with valid or test, by the rule of the corpus."""
         config = self._run.config.corpus

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gnnlm.artifact import Artifact
+from gnnlm.artifact.manifest import erased_files
 from gnnlm.datastore.codec import open_codec
 from gnnlm.datastore.store import Store
 from gnnlm.engine import Place
@@ -47,18 +48,25 @@ def as_built(run: Run) -> Generation:
     for name, kind in segment_kinds(run).items():
         for number, part in enumerate(run.artifact(name).parts):
             parts[number][kind] = part.fingerprint
-    segments = []
-    for text, found in zip(run.artifact("corpus").parts, parts, strict=True):
-        name = str(text.path.parent.relative_to(run.root))
-        starts = text.manifest["facts"]["positions"]
-        segments.append(Segment(name, found, documents_of(text), starts))
+    texts = run.artifact("corpus").parts
+    segments = [
+        Segment(str(text.path.parent.relative_to(run.root)), found, documents, text.facts["positions"])
+        for text, found, documents in zip(texts, parts, _documents(run), strict=True)
+    ]
     return Generation(segments=tuple(segments), trained=trained_of(run))
 
 
-def documents_of(text: Artifact) -> int:
-    """How many documents a text has."""
-    known: int | None = text.facts.get("documents")
-    return len(text.array("starts.npy")) - 1 if known is None else known
+def _documents(run: Run) -> list[int]:
+    """How many documents each segment of the corpus has."""
+    left, counts = int(run.artifact("corpus").facts["train"]["documents"]), []
+    for text in run.artifact("corpus").parts:
+        count: int | None = text.facts.get("documents")
+        if count is None:  # an older run
+            erased = "starts.npy" in erased_files(text.path)
+            count = left if erased else len(text.array("starts.npy")) - 1  # if erased, only their sum is known
+        counts.append(count)
+        left -= count
+    return counts
 
 
 class Serving(Parts):

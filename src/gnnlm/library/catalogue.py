@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from gnnlm.run import Run
 Place = tuple[int, int]  # a segment of a generation, and a document of it
 
 
-class Shelf:
+class Catalogue:
     """The documents of a generation that are not removed."""
 
     def __init__(self, run: Run, generation: Generation) -> None:
@@ -90,6 +90,13 @@ class Shelf:
             segments[number] = segments[number].without(documents, positions)
         return segments
 
+    def tagged_as(self, segments: Sequence[Segment], tags: Mapping[str, Iterable[str]]) -> list[Segment]:
+        """The segments with the tags that documents have by name."""
+        found = list(segments)
+        for name, wanted in tags.items():
+            found = self.tagged_with(found, self.places.get(name, ()), wanted)
+        return found
+
     @staticmethod
     def tagged_with(segments: Sequence[Segment], places: Iterable[Place], tags: Iterable[str]) -> list[Segment]:
         """The segments with tags given to some documents."""
@@ -108,7 +115,7 @@ def text_of(run: Run, segment: Segment, generation: int) -> Stream:
     return Stream(text, "train", [Files(text)])
 
 
-def withdrawn(name: str) -> str:
+def name_digest(name: str) -> str:
     """Identifies the name of a document, without telling it."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
