@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnlm.artifact import reading
-from gnnlm.artifact.files import sha256, write_json
+from gnnlm.artifact import blocks, write_json
+from gnnlm.artifact.blocks import file_entry
 from gnnlm.artifact.manifest import MANIFEST, read_manifest, sealed
 from gnnlm.config import parse_config
 from gnnlm.retrieval import faiss_build
@@ -48,9 +48,7 @@ def edited(folder: Path, name: str) -> Iterator[Any]:
     yield array
     array.flush()
     manifest = {key: value for key, value in read_manifest(folder).items() if key != "seal"}
-    path = folder / name
-    with path.open("rb") as file:
-        manifest["files"][name] |= {"sha256": sha256(file), "mtime_ns": path.stat().st_mtime_ns}
+    manifest["files"][name] = file_entry(folder / name)
     write_json(folder / MANIFEST, sealed(manifest))
 
 
@@ -80,7 +78,7 @@ def test_exact_search_finds_what_is_in_the_tables(tiny_run: Run) -> None:
 def test_a_flipped_byte_in_a_large_file_of_the_same_time(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "TRUST_ABOVE", 1000)
+    monkeypatch.setattr(blocks, "LARGE", 1000)  # and the run has no blocks, as one made before there were any
     run = searched_run(tiny_run, tmp_path)
     path = run.root / "segments" / "0000" / "states" / "states.npy"
     content, times = bytearray(path.read_bytes()), path.stat()

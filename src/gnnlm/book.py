@@ -380,8 +380,8 @@ class Session(Book):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        del self.model
-        self.__dict__.pop("pen", None)
+        for name in ("model", "pen", "_before", "_kept"):
+            self.__dict__.pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
         if name == "model":

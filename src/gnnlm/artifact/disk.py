@@ -132,7 +132,7 @@ def make_directories(path: Path) -> None:
             make_directory(path)
         except FileExistsError:  # another process was faster, or a file has the name
             if not path.is_dir():
-                raise
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
 
 
 def rename(path: Path, place: Path) -> None:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from gnnlm.artifact import Artifact, files_of
+from gnnlm.artifact.manifest import erased_files
 from gnnlm.errors import ArtifactError, GnnlmError
+from gnnlm.generation.place import CURRENT, read_current
 from gnnlm.progress import Track, say
 from gnnlm.retrieval.index import Rows, key_file, keys_of
 from gnnlm.retrieval.recall import RECALL_KS, nearest, recall_of_index
@@ -71,6 +73,9 @@ def examine(run: Run) -> Checkup:
         if name == "files" and not checkup.ok:
             say("doctor: what is in these files was not looked at")
             break
+        if name == "files" and checkup.facts["erased"]:
+            say("doctor: segments that the stages built were erased, so index and tables cannot be compared with them")
+            break
     return checkup
 
 
@@ -93,6 +98,20 @@ def check_files(checkup: Checkup) -> None:
         for name, size in sizes.items():
             _hash_all(run.path(name), checkup.problems)
             track.advance(size)
+    texts = run.artifact("corpus").parts
+    checkup.facts["erased"] = sorted(text.path.parent.name for text in texts if erased_files(text.path))
+    _hash_added(run, checkup.problems)
+
+
+def _hash_added(run: Run, problems: list[str]) -> None:
+    """The segments that the current generation has beside those of the stages."""
+    generation = read_current(run.root)
+    for segment in generation.segments if generation is not None else ():
+        for kind, found in segment.parts.items() if segment.is_added else ():
+            try:
+                Artifact.open_part(run.root / segment.name / kind, found, run.root / CURRENT).verify(trust=False)
+            except ArtifactError as error:
+                problems.append(str(error))
 
 
 def _hash_all(path: Path, problems: list[str]) -> None:
