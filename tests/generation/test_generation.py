@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -188,3 +189,18 @@ def test_a_lock_of_another_machine_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / LOCK).unlink()
     with locked(tmp_path):
         pass
+
+
+def test_a_lease_does_not_come_along_with_a_copy(tmp_path: Path) -> None:
+    """Its reader, though alive, reads the original; the lease stays with a run that is renamed."""
+    lease = Lease.take(_made(tmp_path / "run"), 3)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert list(leases_of(tmp_path / "copy")) == []
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert [each.generation for each in leases_of(tmp_path / "moved")] == [3]
+    lease.release()
+
+
+def _made(root: Path) -> Path:
+    root.mkdir()
+    return root

@@ -49,11 +49,15 @@ class Lease:
     def _write(self) -> None:
         with suppress(OSError):
             disk.make_directories(self.path.parent)
-            write_json(self.path, {**self.holder.as_json(), "generation": self.generation})
+            known = {"generation": self.generation, "directory": _directory(self.path)}
+            write_json(self.path, {**self.holder.as_json(), **known})
 
 
 def leases_of(root: Path) -> Iterator[Lease]:
-    """The leases of readers that may be alive; those of readers that are provably gone are removed."""
+    """The leases of readers that may be alive; those of readers that are provably gone are removed.
+
+    So are those that came with a copy of the run directory: their readers read the original.
+    """
     for path in sorted((root / FOLDER).glob("*.json")):
         try:
             values = json.loads(path.read_bytes())
@@ -61,11 +65,18 @@ def leases_of(root: Path) -> Iterator[Lease]:
             continue
         except (OSError, ValueError):
             values = None
-        holder, generation = Holder.of(values), values.get("generation") if isinstance(values, dict) else None
-        if holder is None or holder.is_gone or not isinstance(generation, int):
+        known = values if isinstance(values, dict) else {}
+        holder, generation = Holder.of(values), known.get("generation")
+        copied = known.get("directory") not in (None, _directory(path))
+        if holder is None or holder.is_gone or copied or not isinstance(generation, int):
             _remove(path)
         else:
             yield Lease(path, generation, holder)
+
+
+def _directory(lease: Path) -> int:
+    """What tells the directory of a lease from a copy of it, also after the run was renamed."""
+    return lease.parent.stat().st_ino
 
 
 def _remove(path: Path, pid: int | None = None) -> None:

@@ -6,13 +6,11 @@ best predictor.
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +31,6 @@ from gnnlm.run import Run
 from gnnlm.serve.problems import Problem, unknown_model
 
 log = logging.getLogger("gnnlm.serve")
-COLLECT = 5.0  # seconds between two looks for generations that only a cycle of references keeps open
 FILTERS = 64  # that are remembered: texts with the same filter are searched together
 
 
@@ -103,19 +100,11 @@ class Runs:
                 )
             self._runs[run.name] = run
         self._moving, self._refused = threading.Lock(), set[str]()
-        self._left, self._collected = weakref.WeakSet[Served](), 0.0
 
     def move_on(self) -> None:
-        """Let new requests see the current generation of every run; those that are going on keep theirs.
-
-        A generation that was left is closed when its last request has ended. A cycle of references may outlive that,
-        and Python looks for cycles only when there is much to do: while the server is idle, an erasure would wait.
-        """
+        """Let new requests see the current generation of every run; those that are going on keep theirs."""
         for name in self._runs:
             self._move_on(name)
-        if self._left and time.monotonic() > self._collected + COLLECT:
-            gc.collect()
-            self._collected = time.monotonic()
 
     def _move_on(self, name: str) -> Served:
         with self._moving:
@@ -129,7 +118,6 @@ class Runs:
                 return before
             if after is not before:
                 self._runs[name], before.outdated = after, True
-                self._left.add(before)
             return after
 
     def __iter__(self) -> Any:
