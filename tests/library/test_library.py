@@ -16,7 +16,7 @@ import gnnlm
 from gnnlm.artifact import Artifact
 from gnnlm.config import load_config, parse_config
 from gnnlm.errors import ArtifactError, ConfigError, CorpusError
-from gnnlm.generation import current_number
+from gnnlm.generation import current_number, leases_of
 from gnnlm.library.library import Library
 from gnnlm.predict.open_book import OpenBook
 from gnnlm.run import Run
@@ -457,3 +457,14 @@ def test_a_segment_that_a_reader_needs_stays(root: Path, library: Library) -> No
     book.refresh()
     library.compact()
     assert not (root / "added" / "0001.0").exists()
+
+
+def test_a_session_keeps_the_generation_of_its_book(root: Path, library: Library) -> None:
+    """The book moves on; what the session reads is leased until its block ends."""
+    book = gnnlm.open(root)
+    with book.attached([("memo", make_text(7))]) as session:
+        library.add_texts({"new": make_text(1)})
+        assert book.refresh()
+        assert {lease.generation for lease in leases_of(root)} == {0, 1}
+        assert "new" not in session
+    assert {lease.generation for lease in leases_of(root)} == {1}

@@ -133,16 +133,7 @@ def history(run: RunPath, as_json: AsJson = False) -> None:
         table.add_column(column, justify="left" if column in ("made", "by") else "right")
     rows = []
     for each in found:
-        row = {
-            "generation": each.number,
-            "made": each.made,
-            "by": each.what,
-            "added": each.added,
-            "removed": each.removed,
-            "documents": each.documents,
-            "rows": each.rows,
-            "segments": len(each.segments),
-        }
+        row = each.summary()
         rows.append(row)
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
     out.print(table)

@@ -77,6 +77,19 @@ class Generation:
     def rows(self) -> int:
         return sum(segment.rows for segment in self.segments)
 
+    def summary(self) -> dict[str, Any]:
+        """A line of the history: when it was made, by what, and what came and went."""
+        return {
+            "generation": self.number,
+            "made": self.made,
+            "by": self.what,
+            "added": self.added,
+            "removed": self.removed,
+            "documents": self.documents,
+            "rows": self.rows,
+            "segments": len(self.segments),
+        }
+
     def as_json(self) -> dict[str, Any]:
         segments = [
             {

@@ -47,18 +47,7 @@ async def history(request: Request, model: ModelName = None) -> Response:
     desk = desk_of(request)
     library = _library(desk, model)
     found = await in_worker(request, library.history)
-    data = [
-        {
-            "generation": each.number,
-            "made": each.made,
-            "by": each.what,
-            "added": each.added,
-            "removed": each.removed,
-            "documents": each.documents,
-            "rows": each.rows,
-        }
-        for each in found
-    ]
+    data = [each.summary() for each in found]
     return json_response({"object": "list", "model": desk.runs.find(model)[0].name, "data": data})
 
 

@@ -267,6 +267,7 @@ class GenerationOut(BaseModel):
     removed: int
     documents: int
     rows: int
+    segments: int
 
 
 class HistoryOut(BaseModel):
