@@ -11,7 +11,7 @@ help:
 	@echo "make demo       from Python's own documentation to the four rows, in minutes"
 	@echo "make test       lint, types and every test"
 	@echo "make test-integration  the tests with other people's tools, which it installs"
-	@echo "make test-faults  a failing disk, kill -9, power failures and fuzzed input; about ten minutes"
+	@echo "make test-faults  a failing disk, kill -9, power failures and fuzzed input; over ten minutes"
 	@echo "make test-slow  the tests that need the pretrained model"
 	@echo "make bench      speed and memory against PyTorch Geometric and the base model, on the demo's run"
 	@echo "make docs       write docs/cli.md and docs/config.md anew"
@@ -42,7 +42,7 @@ test-slow: .venv/ready
 	$(BIN)/pytest -m slow
 
 test-integration: .venv/ready
-	$(PIP) install -c constraints.txt -e '.[dev,cluster,eval-harness]'
+	$(PIP) install -c constraints.txt -e '.[dev,bench,cluster,eval-harness]'
 	$(BIN)/pytest -m integration tests/integration
 
 test-faults: .venv/ready

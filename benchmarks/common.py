@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -47,6 +47,31 @@ def best_seconds(work: Callable[[], object], tries: int = 3, at_most: float = 8.
         work()
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+class Took(NamedTuple):
+    """Seconds that passed, and seconds of the processor, which other work on the machine hardly changes."""
+
+    passed: float
+    worked: float
+
+
+class Clock:
+    """Says how long things took, one after the other."""
+
+    def __init__(self) -> None:
+        self._at = Took(time.perf_counter(), time.process_time())
+
+    def lap(self) -> Took:
+        """What it took since the last lap."""
+        before, self._at = self._at, Took(time.perf_counter(), time.process_time())
+        return Took(self._at.passed - before.passed, self._at.worked - before.worked)
+
+
+def took(work: Callable[[], object]) -> Took:
+    clock = Clock()
+    work()
+    return clock.lap()
 
 
 def peak_bytes() -> int:

@@ -51,7 +51,7 @@ class EdgeLists(nn.Module):
         self.model, self.attention = model, Attention()
         options, windows = model.options, graph.windows
         (tokens, k), width = graph.rows_BTK.shape[1:], options.window
-        band = band_mask(graph.document_BT, tokens, options.context)[0]
+        band = band_mask(graph.position_BT, graph.document_BT, tokens, options.context)[0]
         target, source = band.nonzero().unbind(1)
         self.context_edges = torch.stack([source, target])
         real = graph.edge_BTK[0]
@@ -111,7 +111,7 @@ class Dense(nn.Module):
         width = model.options.window
         near = (torch.arange(width)[:, None] - torch.arange(width)).abs() <= 1
         self.near_TKWW = near & self.slot_TKW[:, :, None]
-        self.band_TT = band_mask(graph.document_BT, len(rows_TK), model.options.context)[0]
+        self.band_TT = band_mask(graph.position_BT, graph.document_BT, len(rows_TK), model.options.context)[0]
 
     def forward(self, context_TD: Tensor, states_PD: Tensor) -> Tensor:
         options = self.model.options

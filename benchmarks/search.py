@@ -1,6 +1,6 @@
 """Search of real LM states at k = 1024: what each index takes to build, how fast it is, what it finds, what it holds.
 
-    python benchmarks/search.py --run runs/demo --rows 60000 300000 3000000
+    python benchmarks/search.py --run runs/demo runs/wikitext2 --rows 300000 3000000 --work /tmp/search --json
 
 The rows are the train states of the runs (or .npy files of states), the queries states of their valid text. Where more
 rows are asked for than there are, they are inflated (`inflated` says how). Each index is built in one process and
@@ -8,17 +8,24 @@ searched in another, so that its memory is its own: what the searching process h
 left out. Recall is measured against exact search. `paper, scanned by FAISS` is the paper's index as FAISS searches it,
 `paper` the same index searched list by list, `auto` what index.kind: auto chooses, and `auto, paper's memory` what it
 chooses when it may hold no more than the paper's does.
+
+With --work, everything that was made stays in that directory: the rows, an index of each kind, the figures of each
+case. So the table can be made in pieces (`--rows`, `--index`), an interrupted one goes on, and --all shows what all
+the pieces gave. Delete a case's .json file to measure it again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +37,7 @@ from common import in_a_process, one_by_one, open_run, report
 from gnnlm.config import IndexConfig
 from gnnlm.datastore.store import read_rows
 from gnnlm.errors import ConfigError
-from gnnlm.retrieval.choice import BESIDE_A_CODE, choose_index, resolved
+from gnnlm.retrieval.choice import BESIDE_A_CODE, resolved
 from gnnlm.retrieval.exact import ExactIndex
 from gnnlm.retrieval.faiss_build import fill_with, train_index
 from gnnlm.retrieval.faiss_index import open_faiss_index
@@ -39,6 +46,7 @@ from gnnlm.retrieval.recall import nearest, recall_from
 
 SCANNED = ", scanned by FAISS"  # beside a case: not list by list, but as FAISS searches
 CASES = ("exact", f"paper{SCANNED}", "paper", "auto", "auto, paper's memory", "ivf", "fast-scan", "PQ", "RaBitQ")
+CHECKED = 128  # queries whose recall is measured
 NEAR, BLOCK = 8, 16_384  # near rows to mix with, looked for among so many
 SEED = 0
 
@@ -68,28 +76,41 @@ def inflated(states: Any, rows: int, path: Path) -> None:
     0.25..0.75. Mixing draws rows together: it takes t (1 - t) |a - b|^2 from the mean squared distance. As much is
     added again in the direction in which two other near rows differ. So new rows lie where rows are, differ in the
     ways in which near rows differ, and near rows are about as far apart as those of more text of the same kind would
-    be. What does not grow with it is the number of kinds of contexts: real text would bring new ones.
+    be. What does not grow with it is the number of kinds of contexts: real text would bring new ones. Every row is
+    the first, a, of about as many mixtures. The first rows of a larger store are those of a smaller one.
     """
     rng = np.random.default_rng(SEED)
     order = rng.permutation(len(states))
     out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(rows, states.shape[1]))
     done = min(rows, len(states))
     out[:done] = states[order[:done]]
+    blocks = [order[first :: max(1, len(order) // BLOCK)] for first in range(max(1, len(order) // BLOCK))]
+    near = [near_rows(states[block]) for block in blocks] if done < rows else []
     while done < rows:
-        some = torch.from_numpy(states[rng.permutation(len(states))[:BLOCK]]).float()
-        unit = torch.nn.functional.normalize(some, dim=1)
-        near = torch.cat([(part @ unit.T).topk(NEAR + 1).indices[:, 1:] for part in unit.split(512)]).numpy()
-        count = min(len(some), rows - done)
-        own = np.arange(count)
-        other = near[own, rng.integers(NEAR, size=count)]
-        third = near[other, rng.integers(NEAR, size=count)]
-        fourth = near[third, rng.integers(NEAR, size=count)]
-        a, b, c, d = (some[torch.from_numpy(at)] for at in (own, other, third, fourth))
-        t = torch.from_numpy(rng.uniform(0.25, 0.75, size=(count, 1))).float()
-        lost = (a - b).norm(dim=1, keepdim=True) * (t * (1 - t)).sqrt()
-        out[done : done + count] = ((1 - t) * a + t * b + lost * torch.nn.functional.normalize(c - d, dim=1)).half()
-        done += count
+        for block, around in zip(blocks, near, strict=True):
+            mixed = mixtures(torch.from_numpy(states[block]).float(), around, rng)[: rows - done]
+            out[done : done + len(mixed)] = mixed.half()
+            done += len(mixed)
     out.flush()
+
+
+def near_rows(states: Any) -> Any:
+    """The numbers of the rows nearest to each."""
+    unit = torch.nn.functional.normalize(torch.from_numpy(states).float(), dim=1)
+    return torch.cat([(part @ unit.T).topk(NEAR + 1).indices[:, 1:] for part in unit.split(512)]).numpy()
+
+
+def mixtures(some: torch.Tensor, near: Any, rng: np.random.Generator) -> torch.Tensor:
+    """A mixture for each row, of it and its near rows."""
+    count = len(some)
+    own = np.arange(count)
+    other = near[own, rng.integers(NEAR, size=count)]
+    third = near[other, rng.integers(NEAR, size=count)]
+    fourth = near[third, rng.integers(NEAR, size=count)]
+    a, b, c, d = (some[torch.from_numpy(at)] for at in (own, other, third, fourth))
+    t = torch.from_numpy(rng.uniform(0.25, 0.75, size=(count, 1))).float()
+    lost = (a - b).norm(dim=1, keepdim=True) * (t * (1 - t)).sqrt()
+    return (1 - t) * a + t * b + lost * torch.nn.functional.normalize(c - d, dim=1)
 
 
 def config_of(case: str, rows: int, width: int, code: int, probes: int) -> IndexConfig:
@@ -109,40 +130,47 @@ def config_of(case: str, rows: int, width: int, code: int, probes: int) -> Index
 
 def build(given: dict[str, Any]) -> dict[str, Any]:
     """Build an index, and say how long it took."""
-    keys, config = np.load(given["keys"], mmap_mode="r"), IndexConfig(**given["config"])
+    keys, config, path = keys_in(given), IndexConfig(**given["config"]), Path(given["index"])
     rows, clock = Rows(torch.tensor([0, len(keys) + 1])), _clock(given["busy"])
-    trained, filled = (Path(given["keys"]).parent / name for name in ("trained.faiss", "index.faiss"))
     began = clock()
+    trained = path.with_suffix(".trained")
     faiss.write_index(train_index(keys, rows, config, SEED), str(trained))
-    fill_with(trained, keys, rows, config.metric, filled)
-    return {"build_seconds": clock() - began, "bytes_per_vector": filled.stat().st_size / len(keys)}
+    fill_with(trained, keys, rows, config.metric, path)
+    trained.unlink()
+    return {"build_seconds": clock() - began, "bytes_per_vector": path.stat().st_size / len(keys)}
 
 
 def measure(given: dict[str, Any]) -> dict[str, Any]:
     """Search with an index that was built, and say how fast it is and what it finds."""
-    folder, config = Path(given["keys"]).parent, IndexConfig(**given["config"])
-    keys, clock, k = np.load(given["keys"], mmap_mode="r"), _clock(given["busy"]), given["k"]
-    queries_ND, true_NK = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("queries", "true"))
+    path, config = Path(given["index"]), IndexConfig(**given["config"])
+    keys, clock, k = keys_in(given), _clock(given["busy"]), given["k"]
+    queries_ND = torch.from_numpy(np.load(path.parent.parent / "queries.npy"))
+    true_NK = torch.from_numpy(np.load(path.parent / "true.npy"))
     rows, before = Rows(torch.tensor([0, len(keys) + 1])), anonymous_bytes()
     index: Index
-    by_lists = not given["scanned"]
     if config.kind == "exact":
         index = ExactIndex.over(keys, rows.all(), config.metric)
     else:
-        index = open_faiss_index(folder / "index.faiss", keys, rows, config.metric, config.probes, by_lists)
+        index = open_faiss_index(path, keys, rows, config.metric, config.probes, by_lists=not given["scanned"])
     index.search(queries_ND[:1], k)
     held = anonymous_bytes() - before
     few = queries_ND[: len(true_NK)]
     some = queries_ND[:256] if config.kind == "exact" else queries_ND
     found = recall_from(index.search(few, k), few, index, true_NK, [128, k])
+    singly = queries_ND[:64].split(1)
     return {
         "queries_per_s": len(some) / fastest(lambda: index.search(some, k), clock, given["tries"]),
-        "queries_per_s_single": 16
-        / fastest(lambda: [index.search(one, k) for one in queries_ND[:16].split(1)], clock, given["tries"]),
+        "queries_per_s_single": len(singly)
+        / fastest(lambda: [index.search(one, k) for one in singly], clock, given["tries"]),
         "recall_at_1024": found[k],
         "recall_at_128": found[128],
         "memory_mb": held / 2**20,
     }
+
+
+def keys_in(given: dict[str, Any]) -> Any:
+    """The rows of a case: the first of all that were made."""
+    return np.load(given["keys"], mmap_mode="r")[: given["rows"]]
 
 
 def fastest(work: Callable[[], object], clock: Callable[[], float], tries: int) -> float:
@@ -168,20 +196,46 @@ def child(given: dict[str, Any]) -> dict[str, Any]:
     return (build if given.pop("build") else measure)(given)
 
 
-def cases_of(folder: Path, rows: int, width: int, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every index over the rows in a folder."""
+def case_of(work: Path, rows: int, width: int, case: str, given: argparse.Namespace) -> dict[str, Any]:
+    """One index over the first rows in a directory; what is there already is not made again."""
+    config = config_of(case.removesuffix(SCANNED), rows, width, given.bytes, given.probes)
+    folder = work / str(rows)
+    index, scanned = folder / f"{named(config.kind)}.faiss", case.endswith(SCANNED)
+    result = folder / f"{named(case)}.json"
+    if not result.exists():
+        order = {"keys": str(work / "keys.npy"), "rows": rows, "config": config.model_dump(mode="json"), "k": given.k}
+        order |= {"index": str(index), "busy": given.busy, "tries": given.tries, "scanned": scanned}
+        built = index.with_suffix(".built")
+        if config.kind == "exact":
+            built.write_text(json.dumps({"build_seconds": 0.0, "bytes_per_vector": 4.0 * width}))
+        elif not built.exists():
+            built.write_text(json.dumps(in_a_process(__file__, (), {**order, "build": True})))
+        made = json.loads(built.read_text())
+        about = {"rows": rows, "index": case, "kind": config.kind, "probes": config.probes}
+        result.write_text(json.dumps({**about, **made, **in_a_process(__file__, (), {**order, "build": False})}))
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
 
-    def one(case: str) -> dict[str, Any]:
-        config = config_of(case.removesuffix(SCANNED), rows, width, given.bytes, given.probes)
-        order = {"keys": str(folder / "keys.npy"), "config": config.model_dump(mode="json"), "k": given.k}
-        order |= {"busy": given.busy, "tries": given.tries, "scanned": case.endswith(SCANNED)}
-        made = {"build_seconds": 0.0, "bytes_per_vector": 4.0 * width}
-        if config.kind != "exact":
-            made = in_a_process(__file__, (), {**order, "build": True})
-        return {"rows": rows, "index": case, "kind": config.kind, **made,
-                **in_a_process(__file__, (), {**order, "build": False})}  # fmt: skip
 
-    return one_by_one(f"search of {rows:,} rows", given.index, one)
+def named(case: str) -> str:
+    """The name of a case's files."""
+    return re.sub(r"\W+", "-", case)
+
+
+def prepare(work: Path, states: Any, held: Any, sizes: list[int], given: argparse.Namespace) -> None:
+    """Write the rows, the queries, and the true neighbours of the first queries at each size."""
+    held = held[np.sort(np.random.default_rng(SEED).permutation(len(held))[: given.queries])]
+    np.save(work / "queries.npy", held)
+    path = work / "keys.npy"
+    if not path.exists() or len(np.load(path, mmap_mode="r")) < max(sizes):
+        inflated(states, max(sizes), path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+    for rows in sizes:
+        (work / str(rows)).mkdir(exist_ok=True)
+        if not (work / str(rows) / "true.npy").exists():
+            keys, whole = np.load(path, mmap_mode="r")[:rows], Rows(torch.tensor([0, rows + 1]))
+            true = nearest(torch.from_numpy(held[:CHECKED]), keys, whole, min(given.k, rows), "cosine")
+            np.save(work / str(rows) / "true.npy", true.similarity.numpy())
 
 
 def figure(cases: list[dict[str, Any]], path: Path) -> None:
@@ -218,6 +272,8 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=64, help="bytes of a key under paper (default: %(default)s)")
     parser.add_argument("--probes", type=int, default=32)
     parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--work", type=Path, help="a directory where everything that is made stays")
+    parser.add_argument("--all", action="store_true", help="show all cases that the directory has")
     parser.add_argument("--busy", action="store_true", help="count the processor's time: the machine is not idle")
     parser.add_argument("--figure", type=Path, help="write a figure to this file")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
@@ -226,26 +282,35 @@ def main() -> None:
     if given.child:
         print(json.dumps(child(json.loads(given.child))))
         return
-    states, held = real_states(given.run, given.states)
-    cases = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        held = held[np.sort(np.random.default_rng(SEED).permutation(len(held))[: given.queries])]
-        np.save(folder / "queries.npy", held)
-        for rows in given.rows or [len(states)]:
-            inflated(states, rows, folder / "keys.npy")
-            keys, whole = np.load(folder / "keys.npy", mmap_mode="r"), Rows(torch.tensor([0, rows + 1]))
-            few = torch.from_numpy(held[:256])
-            np.save(folder / "true.npy", nearest(few, keys, whole, min(given.k, rows), "cosine").similarity.numpy())
-            cases += cases_of(folder, rows, states.shape[1], given)
+    with contextlib.ExitStack() as stack:
+        work = given.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        work.mkdir(parents=True, exist_ok=True)
+        cases = table(work, given)
+        if given.all:
+            cases = sorted((json.loads(path.read_text()) for path in work.glob("*/*.json")), key=_place)
     if given.figure:
         figure(cases, given.figure)
-    kinds = {case["index"]: choose_index(IndexConfig(kind="auto"), case["rows"], states.shape[1]).why
-             for case in cases if case["index"] == "auto"}  # fmt: skip
-    counted = "the processor's time" if given.busy else "elapsed time"
-    report(
-        f"Search at k = {given.k}, {counted}", cases, given.json, real_states=len(states), auto=kinds.get("auto", "")
-    )
+    report(f"Search at k = {given.k}, {'the processor' if given.busy else 'elapsed'} time", cases, given.json)
+
+
+def table(work: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every case that was asked for."""
+    states, held = real_states(given.run, given.states)
+    sizes, width = given.rows or [len(states)], states.shape[1]
+    prepare(work, states, held, sizes, given)
+    print(f"{len(states):,} real states", file=sys.stderr)
+    del states, held
+    return [
+        case
+        for rows in sizes
+        for case in one_by_one(
+            f"search of {rows:,} rows", given.index, partial(case_of, work, rows, width, given=given)
+        )
+    ]
+
+
+def _place(case: dict[str, Any]) -> tuple[int, int]:
+    return case["rows"], CASES.index(case["index"]) if case["index"] in CASES else len(CASES)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ EDGES: dict[str, set[str]] = {  # what each package imports of the others; the l
     "integrations": {"book", "datastore", "lm", "predict", "retrieval", "run", "write"},
     "generation": set(),
     "run": {"corpus", "datastore", "evaluate", "generation", "gnn", "graph", "lm", "predict", "retrieval", "train"},
-    "library": {"corpus", "datastore", "generation", "predict", "retrieval", "run"},
+    "library": {"corpus", "datastore", "generation", "predict", "retrieval", "run", "train"},
 }
 ONLY_IN = {
     "faiss": {"retrieval", "datastore"},  # search, and learning the codec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from gnnlm.config import load_config
+from gnnlm.corpus.stream import TokenizedDocument
 from gnnlm.run import Run
 from tests.cli import Process, finished
 
@@ -61,15 +63,6 @@ def test_defaults(tiny_run: Run, tmp_path: Path) -> None:
     assert made.gnn.dropout == 0.0
     assert [phase.steps for phase in made.train.curriculum] == [3]
     assert last_line("defaults.py", *asked)["cases"] == result["cases"]
-
-
-def test_the_network_and_its_peers_agree(tiny_run: Run) -> None:
-    pytest.importorskip("torch_geometric", reason="an extra: pip install -c constraints.txt -e '.[bench]'")
-    given = ("--run", str(tiny_run.root), "--k", "4", "--d", "32", "--heads", "2", "--json")
-    (case,) = last_line("gnn_layer.py", *given)["cases"]
-    assert case["max_error"] < 1e-5
-    fields = ("unique_ratio", "forward_speedup", "uncached_speedup", "train_speedup", "memory_ratio")
-    assert all(case[name] > 0 for name in fields)
 
 
 def test_serving(tiny_run: Run) -> None:
@@ -130,8 +123,54 @@ def test_search(tiny_run: Run) -> None:
 
 
 def test_living(tiny_run: Run, tmp_path: Path) -> None:
-    result = last_line("living.py", "--run", str(tiny_run.root), "--tokens", "300", "--folder", str(tmp_path), "--json")
+    given = ("--tokens", "300", "--rows", "100000", "--folder", str(tmp_path), "--json")
+    result = last_line("living.py", "--run", str(tiny_run.root), *given)
     found = {case["what"]: case for case in result["cases"]}
     assert found["add"]["ratio"] > 0
     assert found["remove"]["documents_per_s"] > 0
-    assert found["search, compacted"]["megabytes"] < found["search, nothing removed"]["megabytes"]
+    assert found["the same while a writer works"]["cpu_ratio"] > 0
+    for share in ("5%", "20%", "50%"):
+        masked, compacted = found[f"search, {share} removed"], found[f"search, {share} removed, compacted"]
+        assert masked["megabytes"] == found["search, nothing removed"]["megabytes"] > compacted["megabytes"]
+    assert found["open 100,000 rows: store and index"]["milliseconds"] > 0
+
+
+def test_facts(tiny_run: Run) -> None:
+    """What is learned is forgotten to the last digit, and only what was learned has changed."""
+    pytest.importorskip("bm25s", reason="an extra: pip install -c constraints.txt -e '.[passages]'")
+    given = ("--facts", "12", "--rare", "10000", "--known", "1", "--others", "30", "--epochs", "1", "--single", "1")
+    learners = ("--learners", "book", "passages", "full")
+    result = last_line("facts.py", "--run", str(tiny_run.root), *given, *learners, "--json")
+    found = {(case["learner"], case["prediction"], case["probe"]): case for case in result["cases"]}
+    books = [("open book", name) for name in ("base", "+kNN", "+GNN", "+GNN+kNN")]
+    others = [("passages in the context", "base"), ("fine-tuning, all weights", "base")]
+    assert list(found) == [(*one, probe) for one in (*books, *others) for probe in ("as written", "other lead-in")]
+    assert result["facts"] >= 2
+    for case in found.values():
+        assert case["difference"] < 1e-6
+        assert case["p_low"] <= case["p"]["learned"] <= case["p_high"]
+        assert case["others"]["before"] > 1
+        assert all(took[0] > 0 for steps in case["seconds"].values() for took in steps.values())
+    written = {name: found[learner, name, "as written"]["p"] for learner, name in books}
+    assert written["+kNN"]["learned"] > written["+kNN"]["before"]
+    assert written["base"]["learned"] == written["base"]["before"]  # the base model learns nothing
+    tuned = found["fine-tuning, all weights", "base", "as written"]
+    assert tuned["log_p"]["learned"] != tuned["log_p"]["before"]
+
+
+def test_facts_are_words_of_their_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fact is a word of several tokens, and its prompt is what stands before it in the same sentence."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    facts = importlib.import_module("facts")
+    text = "The first one ends. In this sentence zebrafish swim\nwith zebrafish.\n\nToo short: zebra"
+    ids, offsets = [ord(sign) for sign in text], list(range(len(text)))
+    found = [*facts.candidates(3, TokenizedDocument("name", text, ids, offsets))]
+    spelled = {fact.word: "".join(map(chr, fact.prompt)) for fact in found}
+    assert spelled == {
+        "ends": "The first one ",
+        "sentence": "In this ",
+        "zebrafish": "In this sentence ",
+        "swim": "In this sentence zebrafish ",
+        "with": "In this sentence zebrafish swim\n",
+    }
+    assert all("".join(map(chr, fact.answer)) == fact.word and fact.document == 3 for fact in found)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import resource
 import shutil
 import time
@@ -16,11 +16,13 @@ import pytest
 import torch
 
 import gnnlm as package
-from gnnlm.artifact import Artifact, file_digest, read_manifest
+from gnnlm.artifact import Artifact, read_manifest
 from gnnlm.artifact.manifest import manifest_fingerprint, sealed
 from gnnlm.config import load_config, parse_config
+from gnnlm.errors import ArtifactError
 from gnnlm.retrieval.index import keys_of
 from gnnlm.run import Run
+from gnnlm.run.opened import Opened
 from gnnlm.run.stages import STAGES
 from tests.cli import gnnlm, gnnlm_killed
 from tests.conftest import WriteConfig, merge, write_texts
@@ -256,76 +258,57 @@ def test_a_run_made_before_opens_as_one_segment(tiny_run: Run, tmp_path: Path) -
     assert run.parts.cache is not None
 
 
-ROWS = (4_000_000, 4_000_000, 2_000_000)
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What makes a run of millions of rows of holes, for the benchmarks."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    return importlib.import_module("large")
 
 
-def sparse(path: Path, shape: tuple[int, ...], dtype: Any) -> None:
-    """An array of zeros that takes no space on the disk."""
-    header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(np.dtype(dtype))}
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + int(np.prod(shape)) * np.dtype(dtype).itemsize)
-
-
-def large(run: Path) -> None:
-    """Put ten million rows, in documents of a thousand, in the place of a run's store."""
-    shutil.rmtree(run / "segments")
-    parts: dict[str, dict[str, str]] = {"corpus": {}, "encode": {}}
-    for number, rows in enumerate(ROWS):
-        for stage, kind in (("corpus", "text"), ("encode", "states")):
-            folder = run / "segments" / f"{number:04d}" / kind
-            folder.mkdir(parents=True)
-            if kind == "text":
-                sparse(folder / "tokens.npy", (rows,), np.int32)
-                sparse(folder / "offsets.npy", (rows,), np.int32)
-                np.save(folder / "starts.npy", np.arange(0, rows + 1, 1000))
-                np.save(folder / "lines.npy", np.arange(0, rows + 1, 1000))
-                (folder / "names.json").write_text(json.dumps([f"{number}/{n}" for n in range(rows // 1000)]))
-                (folder / "documents.jsonl").touch()
-                os.truncate(folder / "documents.jsonl", 5 * rows)
-            else:
-                sparse(folder / "states.npy", (rows, 32), np.float16)
-            files = {path.name: entry_of(path) for path in sorted(folder.iterdir())}
-            manifest = {"format": 2, "stage": kind, "inputs": {}, "facts": {}, "files": files}
-            (folder / "manifest.json").write_text(json.dumps(sealed(manifest)))
-            parts[stage][f"segments/{number:04d}/{kind}"] = manifest_fingerprint(manifest)
-
-    def edit(name: str, manifest: dict[str, Any]) -> None:
-        if name in parts:
-            manifest["parts"] = parts[name]
-        if name == "corpus":
-            documents = sum(ROWS) // 1000
-            manifest["facts"]["train"] |= {"documents": documents, "tokens": sum(ROWS) - documents}
-            manifest["inputs"]["store.segment_tokens"] = 4_000_000
-
-    resealed(run, edit)
-
-
-def entry_of(path: Path) -> dict[str, Any]:
-    status = path.stat()
-    digest = file_digest(path) if status.st_size < 2**26 else "not read"
-    return {"bytes": status.st_size, "sha256": digest, "mtime_ns": status.st_mtime_ns}
+def test_opening_a_large_run_reads_neither_texts_nor_states(tiny_run: Run, tmp_path: Path, large: Any) -> None:
+    """All that is large is damaged: opening does not notice, and whoever reads it does."""
+    rows = 1_500_000
+    large.grow(tiny_run, tmp_path / "run", rows)
+    damaged = ("states.npy", "layer0.npy", "index.faiss", "offsets.npy", "lines.npy", "documents.jsonl", "names.json")
+    for name in damaged:
+        (path,) = (tmp_path / "run" / "segments").glob(f"*/*/{name}")
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(b"damage")
+    opened = Opened.open(Run(load_config(tmp_path / "run"), reading=True))
+    store, index, cache = opened.parts.store, opened.parts.index, opened.parts.cache
+    assert (len(store), len(index)) == (rows, rows - rows // 1000)
+    assert store.document_of(torch.tensor([0, 1000, rows - 1])).tolist() == [0, 1, rows // 1000 - 1]
+    assert cache is not None
+    middle = torch.tensor([rows // 2])
+    for read in (
+        lambda: store.states(middle),
+        lambda: cache.tables[0][middle],
+        lambda: index.search(torch.zeros(1, store.width), 1),
+        lambda: store.characters(0),
+        lambda: store.document(0),
+        lambda: store.names,
+    ):
+        with pytest.raises(ArtifactError, match="was edited after it was made"):
+            read()
 
 
 @pytest.mark.slow
-def test_ten_million_rows_open_in_a_second(write_config: WriteConfig, tmp_path: Path) -> None:
+def test_ten_million_rows_open_in_a_second(tiny_run: Run, tmp_path: Path, large: Any) -> None:
     """Before the model loads; the processor's time, so that a busy machine does not count."""
-    made = Run(load_config(write_config(gnn={"layers": 0, "heads": 4, "context": 12})))
-    made.build_all()
-    large(made.root)
-    config = load_config(made.root)
+    rows = 10_000_000
+    large.grow(tiny_run, tmp_path / "run", rows)
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    run = Run(config, reading=True)
-    run.open_all()
-    store, index = run.parts.store, run.parts.index
-    assert len(store) == sum(ROWS)
-    assert len(index) == sum(ROWS) - sum(ROWS) // 1000
+    parts = Opened.open(Run(load_config(tmp_path / "run"), reading=True)).parts
+    store, index = parts.store, parts.index
+    assert len(store) == rows
+    assert len(index) == rows - rows // 1000
     positions = torch.tensor([0, 4_000_000, 9_999_999])
     assert store.document_of(positions).tolist() == [0, 4000, 9999]
     assert store.states(positions).shape == (3, 32)
     seconds, kilobytes = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(f"opened in {seconds:.2f} s, {kilobytes / 1024:.0f} MB more")
     assert seconds < 1
-    assert kilobytes * 1024 < 4 * sum(ROWS)
-    read = {name for part in run.artifact("corpus").parts for name in set(part.manifest["files"]) - part._unverified}
+    assert kilobytes * 1024 < 4 * rows
+    read = {name for part in parts.artifact("corpus").parts for name in set(part.manifest["files"]) - part._unverified}
     assert read == {"tokens.npy", "starts.npy"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.fault import import_all
+from tests.faults.living import Living
 from tests.faults.scenarios import World
 
 HERE = Path(__file__).parent
@@ -29,3 +30,8 @@ def seed() -> int:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     import_all()
     return World(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def living(world: World) -> Living:
+    return Living(world.folder / "living", world.straight("coded"))

@@ -18,8 +18,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ LIBRARIES = (
     "faiss",
     "gnnlm.cli.app",
     "gnnlm.evaluate.evaluate",
+    "gnnlm.library.library",
     "gnnlm.predict.cache",
     "gnnlm.retrieval.faiss_index",
     "gnnlm.retrieval.search",
@@ -120,14 +122,15 @@ class Signal:
 
 def command(root: Path, *arguments: str | Path, fault: Fault | None = None, signalled: Signal | None = None) -> Ended:
     """Run a `gnnlm` command in a fork."""
+    return forked(partial(run_command, arguments), root, fault, signalled)
 
-    def run() -> None:
-        from gnnlm.cli import main
 
-        sys.argv = ["gnnlm", *map(str, arguments)]
-        main()
+def run_command(arguments: Sequence[str | Path]) -> None:
+    """Run a `gnnlm` command in this process."""
+    from gnnlm.cli import main
 
-    return forked(run, root, fault, signalled)
+    sys.argv = ["gnnlm", *map(str, arguments)]
+    main()
 
 
 def forked(work: Callable[[], Any], root: Path, fault: Fault | None = None, signalled: Signal | None = None) -> Ended:

@@ -7,19 +7,23 @@ import os
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gnnlm.artifact import Artifact
 from gnnlm.errors import ArtifactError
+from gnnlm.generation import Holder, Lease
 from gnnlm.run.stages import STAGES
-from tests.faults.fault import Fault, command
+from tests.faults.fault import Fault, command, forked, run_command
+from tests.faults.living import ADD, MORE, NAMED, REMOVE, Living, everything, look
 from tests.faults.scenarios import SCENARIOS, World, built
 
-NAMED = {scenario.name: scenario for scenario in SCENARIOS}
-RUN = NAMED["run"]
+BUILDS = {scenario.name: scenario for scenario in SCENARIOS}
+RUN = BUILDS["run"]
 
 
 def damage(file: Path, chance: random.Random) -> str:
@@ -86,7 +90,7 @@ def test_damage_is_told_and_mended(world: World, tmp_path: Path, seed: int, numb
 @pytest.mark.parametrize("name", ["encode (plain)", "train (plain)", "cache (coded)", "lm (finetuned)"])
 def test_damage_in_a_half_built_stage(world: World, tmp_path: Path, seed: int, name: str) -> None:
     """It goes on as if nothing had been, starts over, or says what to delete: never another result."""
-    scenario, chance = NAMED[name], random.Random(f"{seed} {name}")
+    scenario, chance = BUILDS[name], random.Random(f"{seed} {name}")
     changes = world.changes(scenario, tmp_path / "count")
     world.prepare(scenario, tmp_path / "half")
     world.run(scenario, tmp_path / "half", Fault("kill", int(changes * 0.6)))
@@ -132,6 +136,60 @@ def test_a_clock_that_went_back(world: World, tmp_path: Path) -> None:
     rows = json.loads(command(run, "status", config, "--json").output.splitlines()[-1])
     assert {row["state"] for row in rows.values()} == {"done"}
     assert command(run, "run", config).errors.count("already done") == len(rows)
+
+
+# -- a store that changes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("kind", ["CURRENT", "generations", "text", "states", "codes", "index", "cache"])
+def test_damage_in_a_changed_store_is_found(living: Living, tmp_path: Path, seed: int, kind: str) -> None:
+    """The doctor names the file, and what to do; for a segment, that mends it."""
+    chance, run = random.Random(f"{seed} {kind}"), tmp_path / "run"
+    shutil.copytree(living.made(ADD, MORE, REMOVE), run)
+    segment = kind not in ("CURRENT", "generations")
+    place = run / "added" / "0001.0" / kind if segment else run / kind
+    files = [path for path in sorted(place.glob("*" if segment else "3.json")) if path.stat().st_size] or [place]
+    for file in files if segment else files * 4:
+        data = file.read_bytes()
+        print(f"seed {seed}: {damage(file, chance)}")
+        found = forked(partial(look, run, False), run)
+        assert found.code == 1
+        said = " ".join((found.output + found.errors).split())
+        assert "this is a bug" not in said
+        assert file.name in said
+        advice = ["gnnlm renew"] if segment else ["into CURRENT", "into it", "use that version"]
+        assert any(words in said for words in advice)
+        file.write_bytes(data)
+    if segment:
+        damage(files[-1], chance)
+        mended = living.run("renew {run}", run)
+        assert mended.code == 0, mended.errors
+        assert ("is lost" in mended.errors) == (kind == "text")
+        looked = forked(partial(look, run, False), run)
+        assert looked.code == 0, looked.output + looked.errors
+
+
+def test_a_clock_that_went_back_while_a_store_changes(living: Living, tmp_path: Path) -> None:
+    """Neither the change nor leases and the lock depend on the time: a reader keeps its lease, a dead one none."""
+    run = living.prepare(NAMED["erase"], tmp_path / "x")
+    lease = Lease.take(run, 1)
+    dead = lease.path.with_name("dead.json")
+    dead.write_text(json.dumps({**Holder(lease.holder.host, os.getpid(), "another").as_json(), "generation": 1}))
+    for path in run.rglob("*"):
+        os.utime(path, (2**32, 2**32))  # in a future from which the clock went back
+
+    def work(*arguments: str) -> None:
+        time.time, time.gmtime = lambda: 0.0, lambda *_: time.struct_time((1970, 1, 1, 0, 0, 0, 3, 1, 0))
+        run_command([*living.arguments(NAMED["erase"].command, run), *arguments])
+
+    refused = forked(partial(work, "--wait", "0"), run)
+    assert f"{lease.holder} reads generation 1" in refused.error
+    assert not dead.exists()
+    lease.release()
+    ended = forked(work, run)
+    assert ended.code == 0, ended.errors
+    assert everything(run) == everything(living.whole(NAMED["erase"]).after)
 
 
 # -- disks that are full or may not be written -----------------------------------------------------------------------
@@ -187,5 +245,40 @@ def test_a_read_only_disk(world: World, small_disk: Path) -> None:
     scored = command(straight, "score", run, next((world.folder / "text").iterdir()))
     assert scored.code == 0, scored.errors
     ended = command(straight, "run", config, "--set", f"run={json.dumps(str(run))}", "--set", "seed=3", "--rebuild")
+    assert ended.code == 1
+    assert "this is a bug" not in ended.error
+
+
+@pytest.mark.timeout(250)
+def test_a_full_disk_while_a_store_changes(living: Living, small_disk: Path) -> None:
+    """Each attempt is refused in one line and leaves the old generation, until there is room."""
+    resize(small_disk, "64m")
+    change, run = NAMED["add"], small_disk / "run"
+    shutil.copytree(living.whole(change).before, run)
+    used, full = sum(path.stat().st_blocks * 512 for path in run.rglob("*")) // 1024, 0
+    for more in (16, 40, 80, 140, 220):
+        resize(small_disk, f"{used + more}k")
+        ended = living.run(change.command, run)
+        assert "Traceback" not in ended.errors
+        if ended.code == 0:
+            break
+        assert "full" in ended.error or "free" in ended.error
+        full += 1
+        assert not (run / "CURRENT").exists()
+    assert full
+    resize(small_disk, "64m")
+    living.check(change, run)
+
+
+def test_a_store_on_a_read_only_disk(living: Living, small_disk: Path) -> None:
+    """It can be read; a change is refused with one line."""
+    resize(small_disk, "64m")
+    change, run = NAMED["remove"], small_disk / "run"
+    shutil.copytree(living.whole(change).before, run)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    elsewhere = living.base  # what a command says is kept beside it
+    scored = command(elsewhere, *living.arguments("score {run} {texts}/first/two.txt --json", run))
+    assert scored.output == living.scores(living.whole(change).before)
+    ended = command(elsewhere, *living.arguments(change.command, run))
     assert ended.code == 1
     assert "this is a bug" not in ended.error

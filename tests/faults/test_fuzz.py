@@ -20,14 +20,15 @@ import httpx
 import pytest
 import yaml
 
-from gnnlm.artifact import Artifact, state_of
+from gnnlm.artifact import Artifact, fingerprint, state_of
 from gnnlm.artifact.place import damage, settle
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError
+from gnnlm.generation import Generation, Segment, commit, read_current
 from tests.faults.fault import command
 from tests.faults.scenarios import World
 
-CONFIGS, CORPORA, MANIFESTS, BODIES = 120, 48, 120, 120
+CONFIGS, CORPORA, MANIFESTS, RECORDS, BODIES = 120, 48, 120, 60, 120
 
 Value = Any
 ODD: list[Value] = [
@@ -228,6 +229,35 @@ def look_at(path: Path, inputs: dict[str, Any]) -> None:
     assert state_of(path, inputs) in ("done", "stale", "damaged")
     damage(path)
     Artifact.open(path).verify(trust=False)
+
+
+@pytest.mark.parametrize("number", range(RECORDS))
+def test_records_of_generations(tmp_path: Path, seed: int, number: int) -> None:
+    """One that is read has all that readers rely on; any other is refused by name."""
+    chance = random.Random(f"{seed} record {number}")
+    segment = Segment("added/0001.0", {"text": "ab", "states": "cd"}, 3, 90, (1,), 30, {"t": (0, 2)}, (2,))
+    commit(tmp_path, Generation(1, (segment,), {"corpus": "ef"}, "2026", "add", 3, 1, frozenset({"12"})))
+    file = tmp_path / "generations" / "1.json"
+    record = json.loads(file.read_text())
+    if number % 3 == 0:
+        file.write_bytes(garbled(file.read_bytes(), chance))
+    else:
+        del record["checksum"]
+        for _ in range(chance.randrange(1, 3)):
+            record = mutated(record, chance)
+        if isinstance(record, dict):
+            with suppress(UnicodeEncodeError):
+                record["checksum"] = fingerprint(record)
+        file.write_text(json.dumps(record), "utf-8", "surrogatepass")
+    try:
+        found = read_current(tmp_path)
+    except ArtifactError as error:
+        found, said = None, str(error)
+    if found is None:
+        assert str(file) in said
+        return
+    assert found.documents + found.rows + len(json.dumps(found.as_json())) + len(found.summary()) > 0
+    assert all(one.is_added or one.name.startswith("segments/") for one in found.segments)
 
 
 # -- HTTP bodies -------------------------------------------------------------------------------------------------------

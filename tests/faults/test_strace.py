@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.living import NAMED, Living
 from tests.faults.scenarios import World
 
 CALLS = "write,writev,pwrite64,ftruncate,fsync,fdatasync,rename,renameat,renameat2,link,linkat,unlink,unlinkat,openat"
@@ -48,11 +49,28 @@ def calls(log: str, run: Path) -> Iterator[tuple[str, list[Path]]]:
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("config", ["plain", "finetuned"])
 def test_nothing_is_renamed_before_it_is_synced(world: World, tmp_path: Path, config: str) -> None:
-    run, log = tmp_path / "run", tmp_path / "log"
-    path = world.write_config(config, run)
+    path = world.write_config(config, tmp_path / "run")
+    renames, syncs = traced(tmp_path, "run", str(path))
+    assert renames > 50
+    assert syncs > 200
+
+
+@pytest.mark.usefixtures("_strace")
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("name", ["add", "compact"])
+def test_nothing_of_a_change_is_renamed_before_it_is_synced(living: Living, tmp_path: Path, name: str) -> None:
+    run = living.prepare(NAMED[name], tmp_path)
+    renames, syncs = traced(tmp_path, *living.arguments(NAMED[name].command, run))
+    assert renames > 10
+    assert syncs > 40
+
+
+def traced(place: Path, *arguments: str) -> tuple[int, int]:
+    """Run a command that writes to `run` below a folder, and follow its calls; how many renames and syncs it made."""
+    run, log = place / "run", place / "log"
     command = ["strace", "-f", "-y", "-s", "4096", "--seccomp-bpf", "-e", f"trace={CALLS}", "-o", str(log)]
     done = subprocess.run(
-        [*command, sys.executable, "-m", "gnnlm", "run", str(path)],
+        [*command, sys.executable, "-m", "gnnlm", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
@@ -79,7 +97,6 @@ def test_nothing_is_renamed_before_it_is_synced(world: World, tmp_path: Path, co
             changed = {Path(str(folder).replace(str(paths[0]), str(paths[1]), 1)) for folder in changed}
         elif name in ("link", "linkat"):
             assert paths[0] not in unsynced
-    assert renames > 50
-    assert syncs > 200
     assert not {file for file in unsynced if file.exists()}, "left unsynced"
     assert not {folder for folder in changed if folder.is_dir() and folder.name != "shards"}, "names left unsynced"
+    return renames, syncs

@@ -20,6 +20,7 @@ from gnnlm.generation import (
     Generation,
     Holder,
     Lease,
+    Refitted,
     Segment,
     commit,
     current_number,
@@ -44,12 +45,15 @@ segments = st.builds(
     st.integers(0, 90),
     st.dictionaries(st.text(min_size=1, max_size=5), numbers),
     numbers,
+    st.dictionaries(st.just("cache"), st.just("refitted/0003/segments/0000/cache")),
+    numbers,
 )
 
 
 @given(st.lists(segments, max_size=3).map(tuple), st.frozensets(st.text("0123456789abcdef", min_size=4, max_size=4)))
 def test_a_record_is_read_as_it_was_written(found: tuple[Segment, ...], gone: frozenset[str]) -> None:
-    made = Generation(3, found, {"corpus": "x"}, "2026-01-01T00:00:00Z", "add", 1, 2, gone)
+    own = {"tune": Refitted("refitted/0002/tune", "y")}
+    made = Generation(3, found, {"corpus": "x"}, "2026-01-01T00:00:00Z", "add", 1, 2, gone, own)
     assert Generation.parse(json.dumps(made.as_json()).encode(), Path("3.json")) == made
 
 
@@ -204,3 +208,31 @@ def test_a_lease_does_not_come_along_with_a_copy(tmp_path: Path) -> None:
 def _made(root: Path) -> Path:
     root.mkdir()
     return root
+
+
+def test_a_flipped_bit_in_current_names_no_other_generation(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        commit(tmp_path, Generation(number))
+    whole = (tmp_path / "CURRENT").read_bytes()
+    damaged = [whole[:place] for place in range(len(whole))]
+    damaged += [
+        bytes([*whole[:n], whole[n] ^ (1 << bit), *whole[n + 1 :]]) for n in range(len(whole)) for bit in range(8)
+    ]
+    for text in damaged:
+        (tmp_path / "CURRENT").write_bytes(text)
+        with pytest.raises(ArtifactError, match="CURRENT"):
+            read_current(tmp_path)
+    (tmp_path / "CURRENT").write_text("3\n")  # as the message says
+    assert read_current(tmp_path) == Generation(3)
+
+
+def test_what_a_killed_reader_left_of_a_lease_is_removed(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    folder, host = tmp_path / "leases", socket.gethostname()
+    folder.mkdir()
+    stay = {f"{host}-{os.getpid()}-ab.json.new", f"elsewhere-{child.pid}-ab.json.new"}
+    for name in (*stay, f"{host}-{child.pid}-ab.json.new"):
+        (folder / name).touch()
+    assert list(leases_of(tmp_path)) == []
+    assert {path.name for path in folder.iterdir()} == stay

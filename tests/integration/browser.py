@@ -1,9 +1,10 @@
-"""A page in Debian's chromium, cut off from everything but itself."""
+"""A page in Debian's chromium: a file, cut off from everything but itself, or the page of a server."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,3 +58,72 @@ def opened(path: Path, size: tuple[int, int] = WIDE, dark: bool = False, media: 
             yield seen
         finally:
             browser.close()
+
+
+class Visit:
+    """A page of a server; at the end, nothing may have gone elsewhere, popped up, or been refused by the policy."""
+
+    def __init__(self, browser: Any, address: str, **options: Any) -> None:
+        self.address, self.urls, self.complaints = address, list[str](), list[str]()
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.page.on("request", lambda request: self.urls.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", self._heard)
+        self.page.on("dialog", self._popped)
+        self.page.goto(address)
+
+    def _heard(self, message: Any) -> None:
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.complaints.append(message.text)
+
+    def _popped(self, dialog: Any) -> None:
+        self.complaints.append(f"a dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def ready(self) -> Any:
+        self.page.wait_for_selector("html[data-ready]")
+        return self.page
+
+    def close(self) -> None:
+        self.context.close()
+        assert not self.complaints
+        assert {url for url in self.urls if not url.startswith(f"{self.address}/")} == set()
+
+
+Visiting = Callable[..., Visit]
+
+
+def write(page: Any, prompt: str = "luto kin", tokens: int = 40, predictor: str = "knn", temperature: str = "0") -> Any:
+    """Write a text to its end; its pane."""
+    begin(page, prompt, tokens, predictor, temperature)
+    page.wait_for_selector("#go:enabled")
+    return page.locator("section.pane").first
+
+
+def begin(page: Any, prompt: str, tokens: int, predictor: str = "knn", temperature: str = "0") -> None:
+    page.fill("#prompt", prompt)
+    page.locator("#options").evaluate("options => (options.open = true)")
+    page.fill("#max-tokens", str(tokens))
+    page.fill("#temperature", temperature)
+    page.locator(f"#predictor input[value={predictor}]").check(force=True)
+    page.click("#go")
+
+
+def until(page: Any, expression: str, seconds: float = 30) -> None:
+    """Wait until an expression is true; Playwright's own way evaluates strings, which the page's policy forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"not in {seconds:g} seconds: {expression}"
+        page.wait_for_timeout(20)
+
+
+def serious(page: Any) -> dict[str, list[str]]:
+    """What axe, which the page has loaded, finds serious."""
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
+    return {
+        one["id"]: [node["html"][:200] + " " + node["failureSummary"] for node in one["nodes"][:3]]
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    }

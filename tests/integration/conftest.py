@@ -16,6 +16,7 @@ from gnnlm.book import Book
 from gnnlm.run import Run
 from gnnlm.serve.limits import Limits
 from gnnlm.serve.runs import Runs, open_runs
+from tests.integration.browser import FLAGS, Visit, Visiting
 from tests.serve.conftest import serving
 
 KEY = "integration-key"
@@ -71,3 +72,28 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     assert done.returncode == 0, done.stderr
     return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install 'gnnlm[browser]'")
+    chromium = shutil.which("chromium")
+    assert chromium, "these tests need Debian's chromium: apt-get install chromium"
+    with sync_api.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Visiting]:
+    """Open the page of a server, as often as a test wants to."""
+    visits: list[Visit] = []
+
+    def begin(address: str, **options: Any) -> Visit:
+        visits.append(Visit(browser, address, **options))
+        return visits[-1]
+
+    yield begin
+    for one in visits:
+        one.close()

@@ -7,8 +7,7 @@ import re
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from gnnlm.serve import page as page_files
 from gnnlm.serve.limits import Limits
 from gnnlm.serve.runs import Runs, open_runs
 from tests.conftest import TINY, merge, write_texts
-from tests.integration.browser import FLAGS
+from tests.integration.browser import Visiting, begin, serious, until, write
 from tests.serve.conftest import Command, fresh, serving
 
 pytestmark = pytest.mark.integration
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'gnnlm[browser]'")
 SCRIPT_NAME = "<script>alert(1)</script>.txt"
 MARKUP = "<img src=x onerror=alert(2)> <b>bold</b> &amp; <script>alert(3)</script> and the end of it.\n"
 LIMITS = Limits(max_tokens=4000)
@@ -64,91 +62,9 @@ def address(served: Runs) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    assert chromium, "these tests need Debian's chromium: apt-get install chromium"
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-class Visit:
-    """A page that is open; at the end, nothing may have gone elsewhere, popped up, or been refused by the policy."""
-
-    def __init__(self, browser: Any, address: str, **options: Any) -> None:
-        self.address, self.urls, self.complaints = address, list[str](), list[str]()
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(30_000)
-        self.page.on("request", lambda request: self.urls.append(request.url))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", self._heard)
-        self.page.on("dialog", self._popped)
-        self.page.goto(address)
-
-    def _heard(self, message: Any) -> None:
-        if message.type == "error" and "Failed to load resource" not in message.text:
-            self.complaints.append(message.text)
-
-    def _popped(self, dialog: Any) -> None:
-        self.complaints.append(f"a dialog: {dialog.message}")
-        dialog.dismiss()
-
-    def ready(self) -> Any:
-        self.page.wait_for_selector("html[data-ready]")
-        return self.page
-
-    def close(self) -> None:
-        self.context.close()
-        assert not self.complaints
-        assert {url for url in self.urls if not url.startswith(f"{self.address}/")} == set()
-
-
-Visiting = Callable[..., Visit]
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Visiting]:
-    visits: list[Visit] = []
-
-    def begin(address: str, **options: Any) -> Visit:
-        visits.append(Visit(browser, address, **options))
-        return visits[-1]
-
-    yield begin
-    for one in visits:
-        one.close()
-
-
 @pytest.fixture
 def page(visit: Visiting, address: str) -> Any:
     return visit(address).ready()
-
-
-def write(page: Any, prompt: str = "luto kin", tokens: int = 40, predictor: str = "knn", temperature: str = "0") -> Any:
-    """Write a text to its end; its pane."""
-    begin(page, prompt, tokens, predictor, temperature)
-    page.wait_for_selector("#go:enabled")
-    return page.locator("section.pane").first
-
-
-def begin(page: Any, prompt: str, tokens: int, predictor: str = "knn", temperature: str = "0") -> None:
-    page.fill("#prompt", prompt)
-    page.locator("#options").evaluate("options => (options.open = true)")
-    page.fill("#max-tokens", str(tokens))
-    page.fill("#temperature", temperature)
-    page.locator(f"#predictor input[value={predictor}]").check(force=True)
-    page.click("#go")
-
-
-def until(page: Any, expression: str, seconds: float = 30) -> None:
-    """Wait until an expression is true; Playwright's own way evaluates strings, which the page's policy forbids."""
-    end = time.monotonic() + seconds
-    while not page.evaluate(expression):
-        assert time.monotonic() < end, f"not in {seconds:g} seconds: {expression}"
-        page.wait_for_timeout(20)
 
 
 def words(page: Any) -> str:
@@ -467,7 +383,7 @@ def test_a_server_that_dies_half_way(visit: Visiting, run: Run) -> None:
         assert "is kept" in note
         assert page.locator(".pane .word").count() > 10
         page.get_by_role("button", name="Try again").click()
-        until(page, "document.querySelector('.note').textContent.includes('cannot be reached')")
+        until(page, "document.querySelector('.pane .note').textContent.includes('cannot be reached')")
 
 
 def test_asks_for_a_key(visit: Visiting, served: Runs) -> None:
@@ -519,7 +435,7 @@ def test_documents_are_added_and_removed_with_a_key(visit: Visiting, run: Run, t
         until(page, "document.querySelector('#change-note').textContent.startsWith('Generation 3')")
         mine.get_by_role("button", name="Remove <b>note</b>").click()
         until(page, "document.querySelector('#change-note').textContent.startsWith('Generation 4')")
-        assert mine.count() == 0
+        mine.wait_for(state="detached")  # the list is loaded again after the note
 
 
 # -- for everybody ---------------------------------------------------------------------------------------------
@@ -628,13 +544,7 @@ def test_axe_finds_nothing_serious(visit: Visiting, address: str, axe: str, dark
     page = visit(address, color_scheme="dark" if dark else "light", bypass_csp=True, reduced_motion="reduce").ready()
     page.evaluate(axe)
     for view in fill_views(page):
-        found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
-        serious = {
-            one["id"]: [node["html"][:200] + " " + node["failureSummary"] for node in one["nodes"][:3]]
-            for one in found
-            if one["impact"] in ("serious", "critical")
-        }
-        assert not serious, view
+        assert not serious(page), view
 
 
 def test_landmarks_and_one_heading_for_each_view(page: Any) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,18 @@ from ray.cluster_utils import Cluster
 
 import gnnlm as package
 from gnnlm.config import parse_config
-from gnnlm.engine import using
+from gnnlm.engine import Place, using
 from gnnlm.engine.ray import RayEngine, cluster_here
 from gnnlm.engine.storage import SCRATCH
-from gnnlm.errors import EngineError
+from gnnlm.errors import ConfigError, EngineError
+from gnnlm.library.library import Library
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.segmented import SpreadIndex
 from gnnlm.run import Run
+from gnnlm.run.shards import open_group
 from tests.cli import error_line, gnnlm
 from tests.conftest import merge
+from tests.library.conftest import make_text
 
 pytestmark = pytest.mark.integration
 CHANGES: dict[str, Any] = {  # all that is cut into shards, in several segments
@@ -199,12 +203,68 @@ def test_search_by_actors_is_the_local_search(several: Run, cluster: Cluster, en
     same(spread.search(queries, 9), local.search(queries, 9))
 
 
+@pytest.mark.timeout(600)
+def test_a_store_that_changed_is_searched_by_actors(
+    several: Run, cluster: Cluster, engine: RayEngine, tmp_path: Path
+) -> None:
+    """A generation: segments that were added, removed documents in some, and one whose documents are all removed."""
+    root = Path(shutil.copytree(several.root, tmp_path / "run"))
+    library = Library(root)
+    library.add_texts({"kept": make_text(1), "gone": make_text(2)})
+    library.add_texts({"brief": make_text(3)})
+    old = library.documents()[0].name  # of the first segment, which the stages built
+    library.remove(["gone", "brief", old])
+    node = cluster.add_node(num_cpus=1)
+    try:
+        book, local = package.open(root, engine), package.open(root)
+        assert isinstance(book.model.index, SpreadIndex)
+        assert book.generation == 3
+        agree(book, local, gone={"gone", "brief", old}, found={"kept"})
+        library.add_texts({"later": make_text(4)})
+        library.remove(["kept"])
+        agree(book, local, gone={"gone", "brief", old, "later"}, found={"kept"})  # they keep what they opened
+        assert book.refresh()
+        assert local.refresh()
+        assert not book.refresh()
+        agree(book, local, gone={"gone", "brief", old, "kept"}, found={"later"})
+        copied = package.open(root, RayEngine(storage=f"file://{tmp_path}/bucket"))
+        agree(copied, local, gone={"gone", "brief", old, "kept"}, found={"later"})
+    finally:
+        lose(cluster, node)
+
+
+def agree(book: package.Book, local: package.Book, gone: set[str], found: set[str]) -> None:
+    """Two books find the same, predict the same, and find these documents by the text of each."""
+    spread, index = book.model.index, local.model.index
+    assert len(spread) == len(index)
+    assert book.documents == local.documents
+    texts = [make_text(number) for number in range(1, 5)]
+    lines = [book.neighbors(text[:60], k=4) for text in texts]
+    assert lines == [local.neighbors(text[:60], k=4) for text in texts]
+    cited = {near.document for text in lines for line in text for near in line}
+    assert cited & (gone | found) == found
+    for text in texts[:2]:
+        for name, values in local.score(text).log_probs.items():
+            assert book.score(text).log_probs[name].tolist() == values.tolist(), name
+    assert local.run is not None
+    queries = torch.from_numpy(local.run.artifact("encode").array("test.states.npy")[:20].copy())
+    for k in (1, 9, len(index)):
+        same(spread.search(queries, k), index.search(queries, k))
+
+
 def same(found: Any, wanted: Any) -> None:
     assert torch.equal(found.positions, wanted.positions)
     assert torch.equal(found.similarity, wanted.similarity)
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+def test_an_error_of_an_actor_is_told_as_it_is(engine: RayEngine, tmp_path: Path) -> None:
+    held = engine.hold(Place(tmp_path, ()), [partial(open_group, first=0, last=1)])
+    with pytest.raises(ConfigError, match=tmp_path.name):
+        held.ask("search", {0: ()})
 
 
 def test_no_cluster_at_the_address(several: Run) -> None:

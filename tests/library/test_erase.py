@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,18 @@ def test_erased_segments_leave_the_stages_done_and_say_so_when_they_are_read(roo
     run = Run(load_config(root))  # the corpus is still there: building it again brings its text back
     run.build("corpus", rebuild=True)
     assert holding(root, run.parts.streams["train"].documents[0]["text"].splitlines()[0].encode())
+
+
+def test_a_store_whose_base_was_erased_goes_on_changing(root: Path, write: Callable[..., Path]) -> None:
+    library = Library(root)
+    library.remove(library.documents()[0].name)
+    erased(library)
+    library = Library(root)
+    assert library.add_texts({"new": make_text(1)}).added == ("new",)
+    assert library.sync(write(other=make_text(2))).added == ("other.txt",)
+    library.remove("new")
+    assert erased(Library(root)).erased == ("new",)
+    assert len(gnnlm.open(root).documents) == 8
 
 
 def test_readers_of_older_generations_keep_text_from_being_erased(root: Path) -> None:

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from gnnlm.artifact import draft as drafts
 from gnnlm.config import IndexConfig, parse_config
-from gnnlm.retrieval import choice, faiss_build, lists
+from gnnlm.retrieval import choice, faiss_build, faiss_index, lists, nearest
 from gnnlm.retrieval import search as search_module
+from gnnlm.retrieval.faiss_index import FaissIndex
 from gnnlm.retrieval.index import Allowed, Rows, keys_of, open_exact
-from gnnlm.retrieval.lists import Lists, best_of
+from gnnlm.retrieval.lists import Lists
+from gnnlm.retrieval.nearest import SPACE, Nearest
 from gnnlm.retrieval.recall import recall_of
 from gnnlm.retrieval.segmented import SegmentedIndex
 from gnnlm.run import Run
@@ -45,19 +47,28 @@ def keys() -> Any:
     return (rng.normal(size=(12, WIDTH))[rng.integers(12, size=ROWS)] * 2 + rng.normal(size=(ROWS, WIDTH))).astype("f4")
 
 
-@given(
-    scores=st.lists(st.sampled_from([-np.inf, -2.5, -1.0, -0.0, 0.0, 1e-30, 3.0, 7.25]), max_size=40),
-    k=st.integers(1, 50),
-    large=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_the_best(scores: list[float], k: int, large: bool, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    positions = rng.permutation(1000)[: len(scores)] + (2**33 if large else 0)
-    want = sorted((-score, int(at)) for score, at in zip(scores, positions, strict=True) if score > -np.inf)[:k]
-    found = best_of(np.array(scores, np.float32), positions, k)
-    assert found[0].tolist() == [at for _, at in want]
-    assert found[1].tolist() == [np.float32(-score) for score, _ in want]
+@given(data=st.data(), k=st.integers(1, 12), rows=st.integers(1, 9), barred=st.booleans())
+def test_the_nearest(data: st.DataObject, k: int, rows: int, barred: bool) -> None:
+    """Whatever pieces come in whatever order: what one sort of all by (distance, position) gives."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 999)))
+    low, high = rng.integers(60, size=4), rng.integers(60, size=4)
+    wanted: list[list[tuple[float, int]]] = [[] for _ in range(4)]
+    with SPACE.lock:
+        kept = Nearest(4, k, rows, (low, high) if barred else None)
+        for first in range(0, 60, rows):
+            positions = np.arange(first, min(first + rows, 60), dtype=np.int32)[::-1].copy()
+            lines = np.flatnonzero(rng.random(4) < 0.8)
+            distances = rng.choice(np.float32([0, 0.5, 1, 3, np.inf]), size=(len(lines), len(positions)))
+            kept.add(lines, distances, positions)
+            for line, own in zip(lines, distances, strict=True):
+                pairs = zip(own.tolist(), positions.tolist(), strict=True)
+                wanted[line] += [(d, at) for d, at in pairs if not (barred and low[line] <= at <= high[line])]
+        found, scores = np.empty((4, k), np.int64), np.empty((4, k), np.float32)
+        kept.fill(found, scores)
+    for line in range(4):
+        want = [(d, at) for d, at in sorted(wanted[line]) if d < np.inf][:k]
+        assert found[line].tolist() == [at for _, at in want] + [-1] * (k - len(want))
+        assert (-scores[line]).tolist() == [d for d, _ in want] + [np.inf] * (k - len(want))
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
@@ -76,7 +87,8 @@ def test_lists_are_searched_as_faiss_does(factory: str, keys: Any) -> None:
         np.testing.assert_allclose(-scores[there], distances[there], rtol=1e-3, atol=1e-3)
         assert np.mean((positions == rows)[there]) > 0.97  # all but near ties
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lists, "SCORES_AT_ONCE", 700)
+            patch.setattr(nearest, "NUMBERS_AT_ONCE", 700)
+            patch.setattr(lists, "PIECE", 7)
             again, _ = found.search(asked, 30)
         assert np.mean((positions == again)[there]) > 0.97
 
@@ -99,6 +111,31 @@ def test_filters_apply_inside(data: st.DataObject, keys: Any) -> None:
         assert (positions[n] >= 0).sum() == min(k, len(allowed))
         assert set(positions[n][positions[n] >= 0].tolist()) <= set(allowed)
         np.testing.assert_allclose(-scores[n, : len(distances)], distances, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("rule", ["none", "barred", "open"])
+def test_few_queries_find_what_many_find(factory: str, rule: str, keys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAISS scans the lists of a few queries: the same rows, ties by position, under any filter."""
+    keys = np.concatenate(
+        [keys[:100], np.repeat(keys[100:103], 40, axis=0), keys[100:]]
+    )  # 40 are the same, three times
+    index = FaissIndex(built(factory, keys), keys, as_one_document(keys), "l2")
+    assert index._ivf is not None
+    index._ivf.nprobe = 3
+    queries_ND = torch.from_numpy(keys[95:110] + np.float32(0.01))
+    low = torch.arange(90, 105)
+    open_P = torch.rand(len(keys) + 1, generator=torch.Generator().manual_seed(0)) < 0.6
+    allowed = {"none": None, "barred": Allowed((low, low + 60)), "open": Allowed(None, open_P)}[rule]
+    monkeypatch.setattr(faiss_index, "NARROW", 10)
+    for k in (1, 20, 50, 200):
+        monkeypatch.setattr(faiss_index, "WORTH", 0)
+        many = index.search(queries_ND, k, allowed)
+        monkeypatch.setattr(faiss_index, "WORTH", np.inf)
+        few = index.search(queries_ND, k, allowed)
+        assert bool((few.positions[:, :1] == many.positions[:, :1]).all())
+        assert float((few.positions == many.positions).float().mean()) > 0.97  # all but near ties
+        torch.testing.assert_close(few.similarity, many.similarity, rtol=1e-3, atol=1e-3)
 
 
 def test_what_faiss_packs_for_itself_is_left_to_it(keys: Any) -> None:
@@ -167,6 +204,7 @@ def test_every_kind_over_segments(
 
 
 def test_queries_are_assigned_once(in_segments: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faiss_index, "WORTH", 0)
     run = searched(in_segments, tmp_path / "run", index={"kind": "ivf", "probes": 3})
     keys_ND, asked = torch.from_numpy(np.array(keys_of(run.artifact("encode"), "valid")[:9])), []
     assign = Lists.assign

@@ -33,6 +33,7 @@ from gnnlm.artifact.joined import Files, Joined, files_of, joined
 from gnnlm.artifact.manifest import (
     ADDED,
     PARTS,
+    REFITTED,
     differences,
     draft_path,
     fingerprint,
@@ -46,6 +47,7 @@ from gnnlm.artifact.reading import Artifact
 __all__ = [
     "ADDED",
     "PARTS",
+    "REFITTED",
     "Array",
     "ArrayWriter",
     "Artifact",

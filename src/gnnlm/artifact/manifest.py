@@ -16,6 +16,7 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 PARTS = "segments"  # the folder of a run directory that holds the parts of its artifacts
 ADDED = "added"  # the folder that holds segments which were made after the run was built
+REFITTED = "refitted"  # the folder that holds what was trained again since, by generation
 ERASED = "erased.json"  # stands in an artifact some of whose files were erased for good, and names them
 SHOWN = 3  # names that a message lists before it counts the rest
 
@@ -99,7 +100,8 @@ def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
             f"{rebuild_command(path)}"
         )
     if not _is_whole(manifest):
-        advice = f"rebuild it: {rebuild_command(path)}" if listed_files(manifest) is not None else (
+        replaced = listed_files(manifest) is not None or _is_added(path)  # by what the command makes
+        advice = f"rebuild it: {rebuild_command(path)}" if replaced else (
             f"delete {path}, if nothing in it is yours, and run again"
         )  # fmt: skip
         raise ArtifactError(f"{path / MANIFEST} is damaged (it was changed after it was written); {advice}")
@@ -161,9 +163,15 @@ def named_parts(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 def rebuild_command(path: Path) -> str:
     """The command that rebuilds the artifact at `path`."""
-    if path.parent.parent.name == ADDED:
-        return f"gnnlm renew {shlex.quote(str(run_of(path)))}"
-    return f"gnnlm run {shlex.quote(str(run_of(path)))} --rebuild"
+    run = shlex.quote(str(run_of(path)))
+    if _is_refit(path.parent) or _is_refit(path.parent.parent.parent):
+        return f"gnnlm refit {run} --part {({'tune': 'mix', 'index': 'index'}).get(path.name, 'gnn')}"
+    return f"gnnlm renew {run}" if _is_added(path) else f"gnnlm run {run} --rebuild"
+
+
+def _is_added(part: Path) -> bool:
+    """Whether this is part of a segment that was added; it is made again in another place."""
+    return part.parent.parent.name == ADDED
 
 
 def run_of(path: Path) -> Path:
@@ -171,8 +179,15 @@ def run_of(path: Path) -> Path:
 
     >>> run_of(Path("runs/mine/store")), run_of(Path("runs/mine/segments/0000/states"))
     (PosixPath('runs/mine'), PosixPath('runs/mine'))
+    >>> run_of(Path("mine/refitted/0003/tune")), run_of(Path("mine/refitted/0003/segments/0000/index"))
+    (PosixPath('mine'), PosixPath('mine'))
     """
-    return path.parents[2] if path.parent.parent.name in (PARTS, ADDED) else path.parent
+    root = path.parents[2] if path.parent.parent.name in (PARTS, ADDED) else path.parent
+    return root.parents[1] if _is_refit(root) else root
+
+
+def _is_refit(folder: Path) -> bool:
+    return folder.parent.name == REFITTED and folder.name.isdigit()
 
 
 def erased_files(path: Path) -> frozenset[str]:
@@ -185,7 +200,7 @@ def erased_files(path: Path) -> frozenset[str]:
 
 
 def other_part(part: Path, path: Path) -> str:
-    return f"{part} is not the part that {path} was made with; rebuild it: {rebuild_command(path)}"
+    return f"{part} is not the part that {path} was made with; rebuild it: {rebuild_command(part)}"
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:

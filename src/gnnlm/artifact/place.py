@@ -237,10 +237,13 @@ def _tidy_place(place: Path) -> None:
     remove_ours(old_path(place))
 
 
-def link_artifact(source: Path, place: Path) -> None:
-    """Put the same artifact in another place: files are linked where the file system can, else copied."""
+def link_artifact(source: Path, place: Path, parts: bool = True) -> None:
+    """Put the same artifact in another place, with its parts: files are linked where the file system can, else copied.
+
+    Without `parts`, they are left to the caller.
+    """
     manifest = read_manifest(source)
-    for part in named_parts(manifest):
+    for part in named_parts(manifest) if parts else ():
         link_artifact(source.parent / part, place.parent / part)
     gone = erased_files(source)
     names = [name for name in manifest["files"] if name not in gone] + ([ERASED] if gone else [])

@@ -15,7 +15,7 @@ from gnnlm import __version__
 from gnnlm.artifact import State, human_bytes
 from gnnlm.cli.analyze import analyze
 from gnnlm.cli.doctor import doctor
-from gnnlm.cli.documents import add, compact, documents, history, remove, renew, replace, sync
+from gnnlm.cli.documents import add, compact, documents, history, refit, remove, renew, replace, sync
 from gnnlm.cli.harness import eval_harness
 from gnnlm.cli.lm import lm
 from gnnlm.cli.options import (
@@ -78,7 +78,7 @@ app.command()(analyze)
 app.command()(serve)
 app.command()(eval_harness)
 app.command()(plan)
-for command in (add, remove, replace, sync, compact, renew, documents, history):
+for command in (add, remove, replace, sync, compact, refit, renew, documents, history):
     app.command()(command)
 app.command()(doctor)
 

@@ -16,7 +16,8 @@ from gnnlm.run import Run
 def doctor(run: RunPath, as_json: AsJson = False) -> None:
     """Check every byte of a run, its index, its neighbour tables, and what its index costs.
 
-    The index is compared with exact search on some valid positions. Exit status 1: the run cannot be trusted.
+    The index is compared with exact search on some valid positions. Exit status 1: the run cannot be trusted. If
+    documents were added or removed, it says whether mix, index or GNN should be fitted again (gnnlm refit).
     """
     from gnnlm.run.doctor import examine
 
@@ -30,6 +31,8 @@ def doctor(run: RunPath, as_json: AsJson = False) -> None:
         for name, values in lines.items():
             table.add_row(name, *(f"{value:.3f}" for value in values.values()))
         out.print(table)
+    for drift in found.drift:
+        out.print(drift.line(found.run), soft_wrap=True, markup=False)
     for problem in found.problems:
         out.print(f"problem: {problem}", soft_wrap=True, markup=False)
     if found.ok:

@@ -1,4 +1,4 @@
-"""The commands that change what a finished run looks up: add, remove, replace, sync, compact, and what shows it."""
+"""The commands that change what a finished run looks up: add, remove, replace, sync, compact, refit; what shows it."""
 
 from __future__ import annotations
 
@@ -92,8 +92,27 @@ def compact(
         )
 
 
+def refit(
+    run: RunPath,
+    part: Annotated[
+        str,
+        typer.Option(
+            "--part", metavar="PART", help="What is fitted again: mix, index or gnn (which fits the mix too)."
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Fit the mix, the index or the GNN again with the store as it is now. gnnlm doctor says when."""
+    change = _library(run).refit(part)
+    done = f"fitted {', '.join(change.stages)} again" if change.stages else f"the {part} fits, nothing was done"
+    words = f"generation {change.generation}: {done}; {change.rows:,} rows, {change.seconds:.1f} s"
+    out.print(words, markup=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps(change.as_json()), flush=True)
+
+
 def renew(run: RunPath, as_json: AsJson = False) -> None:
-    """After a rebuild: make the added segments again from their text, with what the run has trained since."""
+    """After a rebuild, or damage: make added segments again from their text, with what the run has trained."""
     _show(_library(run).renew(), as_json)
 
 

@@ -61,7 +61,7 @@ def generation_line(made: Run) -> str | None:
     if now is None:
         return None
     line = f"serves generation {now.number}: {now.documents:,} documents, {now.rows:,} rows"
-    kinds = [name for name, stage in made.stages.items() if stage.part]
+    kinds = [name for name, stage in made.stages.items() if stage.part or name in now.refitted]
     there = all((made.path(name) / "manifest.json").is_file() for name in kinds)
     found = {name: manifest_fingerprint(read_manifest(made.path(name))) for name in kinds} if there else {}
     if found != dict(now.trained):

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,11 @@ class _Holder:
     """An actor that opens an object and answers for it; after a loss Ray makes it again elsewhere."""
 
     def __init__(self, duty: Duty, opener: Callable[[Path], Any]) -> None:
-        self._object = opener(duty.enter())
+        # opened when it is first asked: an error of an actor that is being made would be told as its loss
+        self._opened = cache(lambda: opener(duty.enter()))
 
     def ask(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._object, method)(*arguments)
+        return getattr(self._opened(), method)(*arguments)
 
 
 class HeldByActors:

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,13 +86,17 @@ class Storage:
         beside = root.with_name(f"{view.name}.{uuid.uuid4().hex[:8]}.new")
         for name, digest in view.files.items():
             copy, place = scratch / "files" / digest, beside / name
-            if not copy.exists():
-                self.get(f"files/{digest}", copy)
-                if file_digest(copy) != digest:
-                    copy.unlink()
-                    raise ArtifactError(f"{self.url}/files/{digest} is damaged; delete it there and run again")
             place.parent.mkdir(parents=True, exist_ok=True)
-            os.link(copy, place)
+            if copy.exists():
+                os.link(copy, place)
+                continue
+            self.get(f"files/{digest}", place)
+            if file_digest(place) != digest:
+                shutil.rmtree(beside)
+                raise ArtifactError(f"{self.url}/files/{digest} is damaged; delete it there and run again")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # a copy is never replaced: another process may be linking it just now
+                os.link(place, copy)
         try:
             beside.rename(root)
         except OSError:  # another process of this machine was faster

@@ -5,7 +5,8 @@ Shapes: N positions, K neighbours; tables are [bucket, T, k, lambda].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,10 @@ from torch import Tensor
 from gnnlm.config import TuneConfig
 from gnnlm.config.evaluation import COSINE_TEMPERATURES, L2_TEMPERATURES
 from gnnlm.datastore.store import Store
-from gnnlm.evaluate.weigh import Choice, choose_weights, sample_text
+from gnnlm.evaluate.weigh import TINY, Choice, choose_weights, sample_text
 from gnnlm.gnn.options import similarity_unit
 from gnnlm.predict.knn import Mix, bucket_of
+from gnnlm.predict.predictor import MIXED, STATE_OF
 from gnnlm.predict.score import Scored, SearchedText
 from gnnlm.progress import Track
 
@@ -139,6 +141,35 @@ def choose_mixes(
         samples["gate"] = (mix, sample)
         chosen[name] = choose_weights(samples, document_N, table["lambdas"])
     return chosen
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was chosen on valid: the mix of base and of GNN, the losses of the grid, and what they were chosen from."""
+
+    mixes: dict[str, Mix]
+    table: dict[str, Any]
+    choices: dict[str, Choice]  # empty where no gate was tried
+
+
+def tune(text: SearchedText, store: Store, scored: Scored, grid: Grid, gate: bool) -> Tuned:
+    """Choose the mixes for a scored text; with `gate`, gates compete with the other weights."""
+    mixes, table = tune_mixes(text, store, scored.log_probs, grid)
+    if not gate:
+        return Tuned(mixes, table, {})
+    choices = choose_mixes(text, store, scored, (mixes, table))
+    return Tuned({name: choice.mixes[choice.best] for name, choice in choices.items()}, table, choices)
+
+
+def losses_of(text: SearchedText, store: Store, scored: Scored, mixes: Mapping[str, Mix]) -> dict[str, float]:
+    """The mean loss of a scored text under every predictor: those without kNN, and those with the given mixes."""
+    found = {name: -float(np.mean(values)) for name, values in scored.log_probs.items()}
+    for name in MIXED:
+        if (state := STATE_OF[name]) in scored.log_probs:
+            mix = mixes[state]
+            sample = sample_text(text, store, scored.log_probs[state], mix, scored.sure.get(state))
+            found[name] = -float(sample.log_probs(mix).clamp(min=math.log(TINY)).mean())
+    return found
 
 
 def bucket_edges(nearest_N: Tensor, buckets: int) -> list[float]:

@@ -19,12 +19,13 @@ from gnnlm.generation.place import (
     read_current,
     read_generation,
 )
-from gnnlm.generation.record import Generation, Segment
+from gnnlm.generation.record import Generation, Refitted, Segment
 
 __all__ = [
     "Generation",
     "Holder",
     "Lease",
+    "Refitted",
     "Segment",
     "commit",
     "current_number",

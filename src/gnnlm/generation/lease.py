@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnlm.artifact import disk, write_json
-from gnnlm.generation.holder import Holder
+from gnnlm.generation.holder import Holder, began
 
 FOLDER = "leases"
 
@@ -32,7 +33,7 @@ class Lease:
     def take(cls, root: Path, generation: int) -> Lease:
         """A new lease of this process. Where nothing can be written there is none, and no writer either."""
         holder = Holder.here()
-        name = f"{holder.pid}-{secrets.token_hex(4)}.json"
+        name = f"{holder.host}-{holder.pid}-{secrets.token_hex(4)}.json"
         lease = cls(root / FOLDER / name, generation, holder)
         weakref.finalize(lease, _remove, lease.path, holder.pid)  # also at the end of the interpreter
         lease._write()
@@ -58,6 +59,7 @@ def leases_of(root: Path) -> Iterator[Lease]:
 
     So are those that came with a copy of the run directory: their readers read the original.
     """
+    _remove_unfinished(root)
     for path in sorted((root / FOLDER).glob("*.json")):
         try:
             values = json.loads(path.read_bytes())
@@ -72,6 +74,14 @@ def leases_of(root: Path) -> Iterator[Lease]:
             _remove(path)
         else:
             yield Lease(path, generation, holder)
+
+
+def _remove_unfinished(root: Path) -> None:
+    """Remove what readers of this machine left that were killed while they wrote a lease."""
+    for path in (root / FOLDER).glob("*.json.new"):
+        host, _, pid = path.name.rpartition("-")[0].rpartition("-")
+        if host == socket.gethostname() and pid.isdecimal() and began(int(pid)) is None:
+            _remove(path)
 
 
 def _directory(lease: Path) -> int:

@@ -1,4 +1,4 @@
-"""Where generations lie in a run directory: `generations/N.json`, and `CURRENT`, which holds a number."""
+"""Where generations lie in a run directory: `generations/N.json`, and `CURRENT`, which holds a number and its check."""
 
 from __future__ import annotations
 
@@ -6,28 +6,35 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from gnnlm.artifact import disk, write_json, write_whole
+from gnnlm.artifact import disk, fingerprint, write_json, write_whole
 from gnnlm.errors import ArtifactError
 from gnnlm.generation.lease import Lease
 from gnnlm.generation.record import Generation
 
 FOLDER, CURRENT = "generations", "CURRENT"
+DIGITS = 15  # of the number of a generation, at most
 
 
 def current_number(root: Path) -> int:
     """The number of the generation that a run serves; 0 is the run as it was built."""
     try:
-        text = (root / CURRENT).read_text(encoding="ascii").strip()
+        text = (root / CURRENT).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return 0
-    except UnicodeDecodeError:
-        text = ""
-    if not text.isdigit():
+    words = text.split()
+    written = text.endswith(b"\n") and len(words) in (1, 2) and words[0].isdigit() and len(words[0]) <= DIGITS
+    if not written or (len(words) == 2 and text != _naming(int(words[0])).encode()):
+        shown = text[:20].decode("ascii", "replace")
         raise ArtifactError(
-            f"{root / CURRENT} is damaged: expected the number of a generation (got {text[:20]!r}); write the last "
-            f"number in {root / FOLDER} into it"
+            f"{root / CURRENT} is damaged: expected the number of a generation (got {shown!r}); write the last "
+            f"number in {root / FOLDER} into it, as a line of its own"
         )
-    return int(text)
+    return int(words[0])
+
+
+def _naming(number: int) -> str:
+    """What CURRENT holds. A flipped bit would else name an older generation, and serve what was removed since."""
+    return f"{number} {fingerprint(number)[:8]}\n"
 
 
 def generation_file(root: Path, number: int) -> Path:
@@ -75,7 +82,7 @@ def commit(root: Path, generation: Generation) -> None:
     path = generation_file(root, generation.number)
     disk.make_directories(path.parent)
     write_json(path, generation.as_json())
-    write_whole(root / CURRENT, f"{generation.number}\n")
+    write_whole(root / CURRENT, _naming(generation.number))
 
 
 def forget_uncommitted(root: Path) -> None:
@@ -83,14 +90,14 @@ def forget_uncommitted(root: Path) -> None:
     current = current_number(root)
     for path in (root / FOLDER).glob("*.json*"):
         number = path.name.partition(".")[0]
-        if path.suffix == ".new" or (number.isdigit() and int(number) > current):
+        if path.suffix == ".new" or (number.isdecimal() and int(number) > current):
             disk.remove_file(path)
     disk.remove_file(root / f"{CURRENT}.new")
 
 
 def generations_of(root: Path) -> Iterator[Generation]:
     """All generations that have a record, the first first."""
-    numbers = sorted(int(path.stem) for path in (root / FOLDER).glob("*.json") if path.stem.isdigit())
+    numbers = sorted(int(path.stem) for path in (root / FOLDER).glob("*.json") if path.stem.isdecimal())
     for number in numbers:
         if number <= current_number(root):
             with suppress(FileNotFoundError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gnnlm.artifact import ADDED, fingerprint
+from gnnlm.artifact import ADDED, PARTS, fingerprint
 from gnnlm.errors import ArtifactError
 
 FORMAT = 1
@@ -20,7 +20,8 @@ class Segment:
 
     `name` is its path in the run directory, `parts` has the fingerprint of each of its parts by kind. The numbers of
     its documents count from its first: of those removed, of those with each tag, and of those that overlap with text
-    that the run is evaluated on.
+    that the run is evaluated on. `places` has the paths of the parts that a refit has made for it, elsewhere in the run
+    directory; `unseen` are the documents that the graph network was not trained with.
 
     >>> Segment("added/0001.0", {}, documents=3, positions=9, removed=(1,)).live
     2
@@ -34,6 +35,8 @@ class Segment:
     removed_positions: int = 0
     tags: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     overlapping: tuple[int, ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
+    unseen: tuple[int, ...] = ()
 
     @property
     def live(self) -> int:
@@ -50,6 +53,15 @@ class Segment:
         """Whether it was made after the run was built."""
         return Path(self.name).parts[0] == ADDED
 
+    def path_of(self, kind: str) -> str:
+        """Where a part of it lies in the run directory.
+
+        >>> one = Segment("segments/0000", {}, 1, 2, places={"index": "refitted/0003/segments/0000/index"})
+        >>> one.path_of("text"), one.path_of("index")
+        ('segments/0000/text', 'refitted/0003/segments/0000/index')
+        """
+        return self.places.get(kind, f"{self.name}/{kind}")
+
     def without(self, numbers: Sequence[int], positions: int) -> Segment:
         """The segment with more documents removed, which have this many positions."""
         removed = tuple(sorted({*self.removed, *numbers}))
@@ -57,8 +69,20 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Refitted:
+    """An artifact that a generation has in place of a stage's: its path in the run directory, and its fingerprint."""
+
+    path: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
 class Generation:
-    """What a run serves. `trained` has the fingerprints of the stages' artifacts that the segments were made with."""
+    """What a run serves.
+
+    `trained` has the fingerprints of the stages' artifacts that it goes back to: if one is rebuilt, it no longer
+    fits. `refitted` has what it serves in their place, by stage.
+    """
 
     number: int = 0
     segments: tuple[Segment, ...] = ()
@@ -68,6 +92,13 @@ class Generation:
     added: int = 0
     removed: int = 0
     withdrawn: frozenset[str] = frozenset()  # what identifies the names of all documents that were ever removed
+    refitted: Mapping[str, Refitted] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> set[str]:
+        """Where its parts and what was refitted for it lie in the run directory."""
+        parts = {segment.path_of(kind) for segment in self.segments for kind in segment.parts}
+        return parts | {each.path for each in self.refitted.values()}
 
     @property
     def documents(self) -> int:
@@ -101,6 +132,8 @@ class Generation:
                 "removed_positions": segment.removed_positions,
                 "tags": {tag: list(numbers) for tag, numbers in segment.tags.items()},
                 "overlapping": list(segment.overlapping),
+                "places": dict(segment.places),
+                "unseen": list(segment.unseen),
             }
             for segment in self.segments
         ]
@@ -112,6 +145,9 @@ class Generation:
             "added": self.added,
             "removed": self.removed,
             "trained": dict(self.trained),
+            "refitted": {
+                name: {"path": each.path, "fingerprint": each.fingerprint} for name, each in self.refitted.items()
+            },
             "withdrawn": sorted(self.withdrawn),
             "segments": segments,
         }
@@ -129,7 +165,7 @@ class Generation:
                 f"{path} was made by another version of gnnlm (format {record['format']}, this version reads "
                 f"{FORMAT}); use that version"
             )
-        if not isinstance(record, dict) or record.pop("checksum", None) != fingerprint(record):
+        if not _is_whole(record):
             raise ArtifactError(
                 f"{path} is damaged (it was changed after it was written); put back a copy of it, or write the number "
                 "of an earlier generation into CURRENT"
@@ -144,6 +180,8 @@ class Generation:
                 each["removed_positions"],
                 {tag: tuple(numbers) for tag, numbers in each["tags"].items()},
                 tuple(each["overlapping"]),
+                each.get("places", {}),
+                tuple(each.get("unseen", ())),
             )
             for each in record["segments"]
         )
@@ -156,4 +194,45 @@ class Generation:
             record["added"],
             record["removed"],
             frozenset(record["withdrawn"]),
+            {name: Refitted(**each) for name, each in record.get("refitted", {}).items()},
         )
+
+
+KINDS = {"format": int, "generation": int, "what": str, "made": str, "added": int, "removed": int, "trained": dict,
+         "withdrawn": list, "segments": list}  # fmt: skip
+SEGMENT_KINDS = {"name": str, "parts": dict, "documents": int, "positions": int, "removed": list,
+                 "removed_positions": int, "tags": dict, "overlapping": list}  # fmt: skip
+
+
+def _is_whole(record: object) -> bool:
+    """Whether this is a record with the checksum that it was given, and with everything that readers rely on."""
+    if not isinstance(record, dict):
+        return False
+    rest = {name: value for name, value in record.items() if name != "checksum"}
+    try:
+        fits = record.get("checksum") == fingerprint(rest)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+    return fits and _has(rest, KINDS) and _all(rest["withdrawn"], str) and all(map(_is_segment, rest["segments"]))
+
+
+def _is_segment(each: object) -> bool:
+    if not isinstance(each, dict) or not _has(each, SEGMENT_KINDS):
+        return False
+    place, tags = Path(each["name"]), each["tags"].values()
+    return (
+        len(place.parts) == 2
+        and place.parts[0] in (PARTS, ADDED)
+        and place.parts[1] != ".."
+        and _all(each["parts"].values(), str)
+        and all(isinstance(numbers, list) for numbers in tags)
+        and all(_all(numbers, int) for numbers in (each["removed"], each["overlapping"], *tags))
+    )
+
+
+def _has(values: Mapping[str, object], kinds: Mapping[str, type]) -> bool:
+    return all(isinstance(values.get(name), kind) for name, kind in kinds.items())
+
+
+def _all(values: Iterable[object], kind: type) -> bool:
+    return all(isinstance(value, kind) for value in values)

@@ -41,6 +41,17 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Refit(Change):
+    """What `refit` did: the part that was fitted again, and the stages that were; none if it had been already."""
+
+    part: str = ""
+    stages: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {**super().as_json(), "part": self.part, "stages": list(self.stages)}
+
+
+@dataclass(frozen=True)
 class Erased(Change):
     """What `compact` with `erase` did: the documents that are gone, and what of them is left anywhere.
 

@@ -69,13 +69,14 @@ def _copy(run: Run, now: Generation, maker: SegmentMaker, name: str, kept: Seque
     spans, parts = [], []
     tags: dict[str, list[int]] = {}
     overlapping: list[int] = []
+    unseen: list[int] = []
     count = 0
     for one in kept:
         stream = text_of(run, one.segment, now.number)
         record = generation_file(run.root, now.number)
         parts.append(
             {
-                kind: Artifact.open_part(run.root / one.segment.name / kind, found, record)
+                kind: Artifact.open_part(run.root / one.segment.path_of(kind), found, record)
                 for kind, found in one.segment.parts.items()
             }
         )
@@ -86,7 +87,8 @@ def _copy(run: Run, now: Generation, maker: SegmentMaker, name: str, kept: Seque
         for tag, numbers in one.segment.tags.items():
             tags.setdefault(tag, []).extend(where[old] for old in numbers if old in where)
         overlapping += [where[old] for old in one.segment.overlapping if old in where]
+        unseen += [where[old] for old in one.segment.unseen if old in where]
         count += len(one.documents)
     made = maker.make(name, text, Copied(parts, spans))
     tagged = {tag: tuple(sorted(numbers)) for tag, numbers in tags.items() if numbers}
-    return replace(made, tags=tagged, overlapping=tuple(sorted(overlapping)))
+    return replace(made, tags=tagged, overlapping=tuple(sorted(overlapping)), unseen=tuple(sorted(unseen)))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnlm.artifact import ADDED, PARTS, disk, write_json
-from gnnlm.artifact.manifest import ERASED, MANIFEST, draft_path, erased_files, old_path, read_manifest
+from gnnlm.artifact import ADDED, PARTS, REFITTED, disk, write_json
+from gnnlm.artifact.manifest import ERASED, MANIFEST, erased_files, places, read_manifest
 from gnnlm.artifact.place import remove_ours
 from gnnlm.corpus.files import cited
 from gnnlm.corpus.stream import TEXT
@@ -36,32 +36,67 @@ class Erasure:
     may_remember: tuple[str, ...]
 
 
-def remove_unreferenced(root: Path, now: Generation) -> None:
-    """Remove added segments that neither this generation nor a reader's needs, and what a killed writer left."""
-    needed = {segment.name for segment in now.segments}
+def remove_unreferenced(root: Path, now: Generation, keep: Path | None = None) -> None:
+    """Remove parts of added segments and of refits that neither this generation nor a reader's needs.
+
+    So goes what a killed writer left, but for the refit in the folder `keep`, which may go on from there.
+    """
+    needed = _needed(root, now)
+    _remove_refits(root, needed, keep)
+    for folder in sorted((root / ADDED).glob("*")):
+        _remove_parts(folder, needed.get(folder, ()))
+    _remove_empty(root / ADDED)
+
+
+def _needed(root: Path, now: Generation) -> dict[Path, set[str]]:
+    """The artifacts that this generation or a reader's needs, by their folder."""
+    names = now.paths
     for lease in leases_of(root):
         with suppress(ArtifactError):
             leased = read_generation(root, lease.generation)
-            needed |= {segment.name for segment in leased.segments} if leased is not None else set()
-    for folder in sorted((root / ADDED).glob("*")):
-        if f"{ADDED}/{folder.name}" not in needed:
-            _remove_segment(folder)
-    with suppress(OSError):
-        disk.remove_directory(root / ADDED)  # if it is empty
+            names |= leased.paths if leased is not None else set()
+    found: dict[Path, set[str]] = {}
+    for name in names:
+        found.setdefault((root / name).parent, set()).add(Path(name).name)
+    return found
 
 
-def _remove_segment(folder: Path) -> None:
-    """Remove a segment, its text last; what is not ours stays."""
-    kinds = {path.name.removeprefix(".").removesuffix(".partial").removesuffix(".old") for path in folder.iterdir()}
-    with suppress(OSError, ArtifactError):
-        for kind in sorted(kinds, key=lambda kind: (kind == TEXT, kind)):
-            for place in (draft_path(folder / kind), old_path(folder / kind), folder / kind):
+def _remove_refits(root: Path, needed: Mapping[Path, Collection[str]], keep: Path | None = None) -> None:
+    """Remove what was refitted and is not needed, but for the folder `keep`."""
+    refits = [folder for folder in sorted((root / REFITTED).glob("*")) if folder != keep]
+    parts = [segment for folder in refits for segment in sorted((folder / PARTS).glob("*"))]
+    for folder in (*parts, *refits):
+        _remove_parts(folder, needed.get(folder, ()))
+    _remove_empty(root / REFITTED)
+
+
+def _remove_parts(folder: Path, kept: Collection[str] = ()) -> None:
+    """Remove the artifacts of a folder but for those kept, its text last, and the folder if it is empty then.
+
+    What is not ours stays.
+    """
+    if not folder.is_dir():
+        return
+    found = {path.name.removeprefix(".").removesuffix(".partial").removesuffix(".old") for path in folder.iterdir()}
+    for kind in sorted(found - {PARTS, *kept}, key=lambda kind: (kind == TEXT, kind)):
+        for place in places(folder / kind):
+            with suppress(OSError, ArtifactError):
                 remove_ours(place)
-        disk.remove_directory(folder)
+    _remove_empty(folder / PARTS)
+    _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        with suppress(OSError):
+            disk.remove_directory(folder)
 
 
 def erase_unreferenced(run: Run, now: Generation, wait: float) -> Erasure:
-    """Delete all segments that the generation does not need, for good, and search the run for their documents."""
+    """Delete all segments that the generation does not need, for good, and search the run for their documents.
+
+    Their text goes last, after the search: erasing that was interrupted knows what to search for when it goes on.
+    """
     root = run.root
     _wait_for_readers(root, now, wait)
     needed = {segment.name for segment in now.segments}
@@ -69,16 +104,24 @@ def erase_unreferenced(run: Run, now: Generation, wait: float) -> Erasure:
     doomed = [path for path in doomed if str(path.relative_to(root)) not in needed and _is_there(path)]
     probes = Probes.of(run, doomed, now)
     linked = sum(1 for path in doomed for file in _files(path) if file.stat().st_nlink > 1)
-    for path in doomed:
-        if path.parent.name == ADDED:
-            _remove_segment(path)
-        else:
-            _empty_segment(path, now.number)
     _empty_first_readings(run, now.number, bool(probes.names))
-    with suppress(OSError):
-        disk.remove_directory(root / ADDED)
-    found, searched = probes.search(root)
-    return Erasure(probes.names, searched, found, tuple(_may_remember(run, linked)) if probes.names else ())
+    _delete(doomed, now.number, but=TEXT)
+    _remove_refits(root, _needed(root, now))  # their parts have rows of the text too
+    found, searched = probes.search(root, [place for path in doomed for place in places(path / TEXT)])
+    _delete(doomed, now.number)
+    remove_unreferenced(root, now)  # folders without files, which a killed writer left
+    stuck = [str(file) for path in doomed for file in _files(path)]  # what is not ours, or could not be deleted
+    found = tuple(dict.fromkeys([*found, *stuck]))
+    return Erasure(probes.names, searched, found, tuple(_may_remember(run, now, linked)) if probes.names else ())
+
+
+def _delete(segments: Sequence[Path], generation: int, but: str = "") -> None:
+    """Delete the files of segments, except of the part `but`."""
+    for path in segments:
+        if path.parent.name == ADDED:
+            _remove_parts(path, [but])
+        else:
+            _empty_segment(path, generation, but)
 
 
 def _wait_for_readers(root: Path, now: Generation, wait: float) -> None:
@@ -110,9 +153,9 @@ def _files(segment: Path) -> Iterator[Path]:
             yield path
 
 
-def _empty_segment(segment: Path, generation: int) -> None:
-    """Delete the files of a segment that a stage built; the manifests of its parts stay."""
-    for part in sorted(segment.iterdir(), key=lambda path: (path.name == TEXT, path.name)):
+def _empty_segment(segment: Path, generation: int, but: str) -> None:
+    """Delete the files of a segment that a stage built; the manifests of its parts stay, and the part `but`."""
+    for part in sorted(path for path in segment.iterdir() if path.name != but):
         if part.name.startswith("."):
             with suppress(ArtifactError):
                 remove_ours(part)
@@ -122,6 +165,8 @@ def _empty_segment(segment: Path, generation: int) -> None:
 
 def _empty(artifact: Path, names: Sequence[str], generation: int) -> None:
     """Delete files of an artifact, which says from then on that they are erased."""
+    if erased_files(artifact).issuperset(names) and not any((artifact / name).exists() for name in names):
+        return
     write_json(artifact / ERASED, {"generation": generation, "files": sorted({*names, *erased_files(artifact)})})
     for name in names:
         disk.remove_file(artifact / name)
@@ -137,7 +182,15 @@ def _empty_first_readings(run: Run, generation: int, erasing: bool) -> None:
         _empty(run.path("lm"), list(files.values()), generation)
 
 
-def _may_remember(run: Run, linked: int) -> Iterator[str]:
+REMEMBERS = {  # what of a refit was made from text, by stage
+    "train": "the weights of the graph network, trained again",
+    "index": "the centroids of the index, trained again",
+    "cache": "the codebooks of the cache, learned again",
+    "tune": "the mix, fitted again",
+}
+
+
+def _may_remember(run: Run, now: Generation, linked: int) -> Iterator[str]:
     """What was made from erased documents and stays, by name."""
     if "lm" in run.stages:
         yield f"{run.path('lm')}: the base model was trained on the corpus"
@@ -149,6 +202,10 @@ def _may_remember(run: Run, linked: int) -> Iterator[str]:
         yield f"{run.path('index')}: the centroids of the trained index"
     if "cache" in run.stages and any(name.endswith(".safetensors") for name in run.artifact("cache").manifest["files"]):
         yield f"{run.path('cache')}: the codebooks of the cache"
+    for name, made in now.refitted.items():
+        if name == "cache" and not list((run.root / made.path).glob("*.safetensors")):
+            continue
+        yield f"{run.root / made.path}: {REMEMBERS[name]} with what was served then"
     yield f"{run.path('search')}: which positions were near which, without text"
     yield f"{run.path('tune')} and {run.path('eval')}: figures made with it"
     for folder, what in (("analysis", "tables and figures made with it"), ("tensorboard", "training curves")):

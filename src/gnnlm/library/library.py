@@ -1,4 +1,4 @@
-"""Changing the store of a run: add, remove, replace, synchronise, compact, erase.
+"""Changing the store of a run: add, remove, replace, synchronise, compact, erase, refit.
 
 Each change is one new generation. Everything it needs is on the disk before it is committed; what a killed writer left
 is removed by the next one. `Book.refresh` moves a reader on.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -16,18 +15,20 @@ from gnnlm.config import load_config
 from gnnlm.corpus.sources import Document
 from gnnlm.datastore.filter import Names
 from gnnlm.errors import ConfigError, CorpusError
-from gnnlm.generation import Generation, generations_of, read_current
+from gnnlm.generation import Generation, Refitted, generations_of, read_current
 from gnnlm.generation.place import forget_uncommitted
 from gnnlm.library.catalogue import Catalogue
-from gnnlm.library.changes import Change, Entry, Erased
+from gnnlm.library.changes import Change, Entry, Erased, Refit
 from gnnlm.library.compact import compacted
 from gnnlm.library.erase import erase_unreferenced, remove_unreferenced
 from gnnlm.library.evaluate import Evaluated, evaluate_current
 from gnnlm.library.making import SegmentMaker
+from gnnlm.library.refit import folder_of, refitted
 from gnnlm.library.texts import NewTexts
 from gnnlm.library.writing import Writing, checked_tags
 from gnnlm.run import Run
-from gnnlm.run.serving import as_built, check_trained
+from gnnlm.run.at import RunAt
+from gnnlm.run.serving import as_built, check_trained, outdated
 
 FOLDER_TAG = "folder:"  # the tag of documents that a folder is synchronised with
 
@@ -44,10 +45,13 @@ class Library:
     def __init__(self, run: str | Path | Run) -> None:
         self.run = run if isinstance(run, Run) else Run(load_config(Path(run)), reading=True)
         self._texts = NewTexts(self.run)
+        self._makers: list[tuple[Mapping[str, Refitted], SegmentMaker]] = []
 
-    @cached_property
-    def _maker(self) -> SegmentMaker:
-        return SegmentMaker(self.run)
+    def _maker(self, now: Generation) -> SegmentMaker:
+        """Makes segments with the trained parts of a generation; the last is kept, with what it has loaded."""
+        if not self._makers or self._makers[0][0] != now.refitted:
+            self._makers = [(now.refitted, SegmentMaker(RunAt(self.run, now) if now.refitted else self.run))]
+        return self._makers[0][1]
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -157,7 +161,7 @@ class Library:
         if erase:
             self._check_removing("erase")
         with self._writing("compact", tidy=not erase) as writing:
-            made = compacted(self.run, writing.now, self._maker, writing.number)
+            made = compacted(self.run, writing.now, self._maker(writing.now), writing.number)
             if made is not None:
                 writing.commit(made)
             change = writing.done((), ())
@@ -180,10 +184,26 @@ class Library:
     def renew(self) -> Change:
         """Make the segments that were added anew, with what the run has trained since, from their stored text.
 
-        Documents that the rebuilt corpus has under the same name are not added twice.
+        Documents that the rebuilt corpus has under the same name are not added twice. What was refitted before is left
+        behind: it does not fit what was rebuilt. If nothing was rebuilt, only added segments with damaged files are
+        made anew.
         """
         with self._writing("renew", check=False) as writing:
             return writing.renew()
+
+    def refit(self, part: str) -> Refit:
+        """Fit `mix`, `index` or `gnn` again with the store as it is served now; `gnn` fits the mix too.
+
+        A part that was fitted with this very store is left as it is. A refit that was interrupted goes on where it was.
+        """
+        with self._writing(f"refit {part}", resume=True) as writing:
+            made = refitted(self.run, writing.now, part)
+            stages = [name for name, one in made.refitted.items() if writing.now.refitted.get(name) != one]
+            if stages:
+                writing.commit(made.segments, refitted=made.refitted)
+                remove_unreferenced(self.run.root, writing.now)
+            done = writing.done((), ())
+            return Refit(done.generation, rows=done.rows, seconds=done.seconds, part=part, stages=tuple(stages))
 
     # -- how -----------------------------------------------------------------------------------------------
 
@@ -195,10 +215,11 @@ class Library:
             )
 
     @contextmanager
-    def _writing(self, what: str, check: bool = True, tidy: bool = True) -> Iterator[Writing]:
+    def _writing(self, what: str, check: bool = True, tidy: bool = True, resume: bool = False) -> Iterator[Writing]:
         """Lock the run; within, nobody else changes it, and what a killed writer left is gone.
 
-        Without `tidy`, segments that nobody needs are still there: erasing looks for their text everywhere.
+        Without `tidy`, segments that nobody needs are still there: erasing looks for their text everywhere. With
+        `resume`, what an interrupted refit left is still there.
         """
         self.run.open_all()
         with self.run.building():
@@ -206,10 +227,11 @@ class Library:
             found = read_current(self.run.root)
             now = as_built(self.run) if found is None else found
             if tidy:
-                remove_unreferenced(self.run.root, now)
+                remove_unreferenced(self.run.root, now, folder_of(self.run, now) if resume else None)
             if check and found is not None:
                 check_trained(self.run, found)
-            yield Writing(self.run, self._texts, self._maker, what, now)
+            maker = SegmentMaker(self.run) if outdated(self.run, now) else self._maker(now)
+            yield Writing(self.run, self._texts, maker, what, now)
 
 
 def _listed(paths: str | Path | Iterable[str | Path]) -> list[str | Path]:

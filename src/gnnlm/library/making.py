@@ -160,6 +160,7 @@ class SegmentMaker:
     def _part(self, path: Path, inputs: Mapping[str, Any], write: Callable[[Draft], Mapping[str, Any]]) -> Artifact:
         make_part(path, inputs, write, {"threads": self._run.engine.threads})
         settle(path)
+        disk.sync_directory(path)  # nobody settles it again: what the draft needed for itself is gone for good
         return Artifact.open(path)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gnnlm.artifact import Artifact, Files
+from gnnlm.artifact import ADDED, PARTS, Artifact, Files
 from gnnlm.corpus.stream import TEXT, Stream
 from gnnlm.errors import ArtifactError
-from gnnlm.generation import Generation
+from gnnlm.generation import Generation, generations_of
 from gnnlm.library.catalogue import text_of
 from gnnlm.run import Run
 
@@ -23,6 +23,7 @@ ROWS = 64  # of each document whose states are looked for
 LEAST_ROW = 16  # bytes of a row of states that tell it from any other
 SCANNED = 2**37  # bytes that are looked at in all: pieces times the size of the run
 FEWEST, MOST = 32, 4096  # pieces
+KINDS, FOLDERS = ("states", "codes", "cache"), (PARTS, ADDED)  # parts with rows, and where segments lie
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Probes:
                 stream = Stream(text, "train", [Files(text)])
             except ArtifactError:  # unfinished, or erasing it was interrupted
                 continue
-            arrays = list(_arrays(segment))
+            arrays = list(_arrays(run.root, *_parts_of(run, segment)))
             for number, (name, document) in enumerate(zip(stream.names, stream.documents, strict=True)):
                 if (name, document["text"]) in stays.documents:
                     continue
@@ -59,10 +60,12 @@ class Probes:
         most = min(MOST, max(FEWEST, SCANNED // max(1, size)))
         return cls(tuple(names), tuple(piece for kind in found for piece in _spread(kind, most // 3)))
 
-    def search(self, root: Path) -> tuple[tuple[str, ...], int]:
-        """The files that hold any of the pieces, and how many bytes were looked through."""
+    def search(self, root: Path, besides: Sequence[Path] = ()) -> tuple[tuple[str, ...], int]:
+        """The files that hold any of the pieces, and how many bytes were looked through; some folders are left out."""
         found, searched = [], 0
         for path in _all_files(root) if self.pieces else ():
+            if path.parent in besides:
+                continue
             size = path.stat().st_size
             searched += size
             if size and _holds(path, self.pieces):
@@ -76,15 +79,17 @@ class _Kept:
     def __init__(self, run: Run, now: Generation) -> None:
         self.documents: set[tuple[str, str]] = set()
         streams = [text_of(run, segment, now.number) for segment in now.segments]
-        streams += [run.parts.streams[split] for split in ("valid", "test")]
-        for segment, stream in zip([*now.segments, None, None], streams, strict=True):
-            removed = set() if segment is None else set(segment.removed)
+        removed_of = [set(segment.removed) for segment in now.segments]
+        for held_out in run.parts.held_out.values():
+            streams.append(held_out)
+            removed_of.append(set())
+        for removed, stream in zip(removed_of, streams, strict=True):
             for number, document in enumerate(stream.documents):
                 if number not in removed:
                     self.documents.add((document["name"], document["text"]))
         self._text = "\0".join(text for _, text in self.documents)
         self._tokens = b"".join(np.asarray(stream.tokens).tobytes() for stream in streams)
-        self._arrays = [array for segment in now.segments for array in _arrays(run.root / segment.name)]
+        self._arrays = list(_arrays(run.root, *sorted(now.paths)))
         encoded = run.artifact("encode")
         self._arrays += [encoded.array(name) for name in encoded.manifest["files"] if name.endswith(".npy")]
 
@@ -109,12 +114,19 @@ class _Kept:
         return sorted(left)
 
 
-def _arrays(segment: Path) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.float16]]]:
-    """The arrays of a segment with a row for every position: states, keys, codes, tables of the cache."""
-    for kind in ("states", "codes", "cache"):
+def _parts_of(run: Run, segment: Path) -> list[str]:
+    """The parts of a segment by path: its own, and those that refits have made for it."""
+    name = str(segment.relative_to(run.root))
+    held = [each for one in generations_of(run.root) for each in one.segments if each.name == name]
+    return sorted({f"{name}/{kind}" for kind in KINDS} | {each.path_of(kind) for each in held for kind in each.parts})
+
+
+def _arrays(root: Path, *parts: str) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.float16]]]:
+    """The arrays of parts of segments with a row for every position: states, keys, codes, tables of the cache."""
+    for path in (Path(part) for part in parts):
         try:
-            part = Artifact.open(segment / kind)
-            yield from [part.array(name) for name in part.manifest["files"] if name.endswith(".npy")]
+            part = Artifact.open(root / path) if path.name in KINDS and path.parent.parent.name in FOLDERS else None
+            yield from [part.array(name) for name in part.manifest["files"] if name.endswith(".npy")] if part else ()
         except ArtifactError:  # not there, or erased
             continue
 

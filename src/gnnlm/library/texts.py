@@ -11,7 +11,7 @@ from gnnlm.corpus.build import Tokenizer
 from gnnlm.corpus.files import cited
 from gnnlm.corpus.overlap import Overlap, Seen
 from gnnlm.corpus.sources import Document, check_text, read_documents
-from gnnlm.corpus.stream import Stream, TokenizedDocument
+from gnnlm.corpus.stream import TokenizedDocument
 from gnnlm.corpus.vocabulary import load_vocabulary
 from gnnlm.errors import CorpusError
 from gnnlm.run import Run
@@ -96,13 +96,12 @@ class NewTexts:
     def _held_out(self) -> Seen:
         """The n-grams of valid and test."""
         seen = Seen(self._run.config.corpus.overlap_ngram)
-        for split in ("valid", "test"):
-            for document in self._run.parts.streams[split].documents:
+        for stream in self._run.parts.held_out.values():
+            for document in stream.documents:
                 seen.add(document["text"])
         return seen
 
     @property
     def held_out_names(self) -> set[str]:
         """The names of the documents that the run is evaluated on."""
-        streams: Mapping[str, Stream] = self._run.parts.streams
-        return {name for split in ("valid", "test") for name in streams[split].names}
+        return {name for stream in self._run.parts.held_out.values() for name in stream.names}

@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
-from gnnlm.artifact import ADDED
+from gnnlm.artifact import ADDED, Artifact
 from gnnlm.corpus.sources import Document
-from gnnlm.corpus.stream import Stream, TextWriter, TokenizedDocument
+from gnnlm.corpus.stream import TEXT, Stream, TextWriter, TokenizedDocument
 from gnnlm.errors import ArtifactError, ConfigError, CorpusError
-from gnnlm.generation import Generation, Segment, commit
+from gnnlm.generation import Generation, Refitted, Segment, commit
+from gnnlm.generation.place import generation_file
 from gnnlm.library.catalogue import Catalogue, Place, name_digest, text_of
 from gnnlm.library.changes import Change
 from gnnlm.library.erase import remove_unreferenced
@@ -20,7 +21,7 @@ from gnnlm.library.making import SegmentMaker
 from gnnlm.library.texts import NewTexts
 from gnnlm.progress import say, warn
 from gnnlm.run import Run
-from gnnlm.run.serving import as_built, trained_of
+from gnnlm.run.serving import as_built, outdated, trained_of
 
 MANY = 16  # segments from which on compacting is advised: every search goes through all of them
 
@@ -86,7 +87,7 @@ class Writing:
                 tag: tuple(place for place, number in enumerate(some) if tag in tags[new[number].name]) for tag in names
             }
             shared = tuple(place for place, number in enumerate(some) if number in overlapping)
-            made.append(replace(segment, tags=tagged, overlapping=shared))
+            made.append(replace(segment, tags=tagged, overlapping=shared, unseen=tuple(range(len(some)))))
             some.clear()
 
         size = 0
@@ -100,12 +101,22 @@ class Writing:
             make()
         return made
 
-    def commit(self, segments: Sequence[Segment], added: int = 0, removed: int = 0, gone: Iterable[str] = ()) -> None:
-        """Make a new generation of these segments the current one; `gone` identifies the names that were removed."""
+    def commit(
+        self,
+        segments: Sequence[Segment],
+        added: int = 0,
+        removed: int = 0,
+        gone: Iterable[str] = (),
+        refitted: Mapping[str, Refitted] | None = None,
+    ) -> None:
+        """Make a new generation of these segments the current one; `gone` identifies the names that were removed.
+
+        It has what is `refitted` in place of what stages have trained; if that is not given, what the last one has.
+        """
         made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        trained = trained_of(self._run)
-        left = self.now.withdrawn | set(gone)
-        self.now = Generation(self.number, tuple(segments), trained, made, self._what, added, removed, left)
+        own = self.now.refitted if refitted is None else refitted
+        trained, left = trained_of(self._run, own), self.now.withdrawn | set(gone)
+        self.now = Generation(self.number, tuple(segments), trained, made, self._what, added, removed, left, own)
         commit(self._run.root, self.now)
         self.__dict__.pop("catalogue", None)
         count = len(self.now.segments)
@@ -120,21 +131,26 @@ class Writing:
 
     def renew(self) -> Change:
         """See `Library.renew`."""
-        if self.now.number == 0 or dict(self.now.trained) == trained_of(self._run):
+        if self.now.number == 0:
             return self.done((), ())
+        if not outdated(self._run, self.now):
+            return self._mend()
+        if self.now.refitted:
+            say(f"renew: {', '.join(self.now.refitted)} of the rebuilt run are served from now on, as built")
         built = Catalogue(self._run, as_built(self._run))
         left = self.now.withdrawn
         again = [at for name, places in built.places.items() if name_digest(name) in left for at in places]
         there = {name for name in built.places if name_digest(name) not in left}
         segments, added = built.tagged_as(built.without(again), self._tags_by_name()), list[str]()
         for number, segment in enumerate(one for one in self.now.segments if one.is_added):
-            stream = text_of(self._run, segment, self.now.number)
-            live = [place for place in range(segment.documents) if place not in set(segment.removed)]
-            some = [place for place in live if stream.names[place] not in there]
+            stream = self._text_left(segment)
+            if stream is None:
+                continue
+            some = [place for place in _live(segment) if stream.names[place] not in there]
             if some:
                 segments.append(self._again(f"{ADDED}/{self.number:04d}.{number}", segment, stream, some))
                 added += [stream.names[place] for place in some]
-        self.commit(segments, len(added), len(again))
+        self.commit(segments, len(added), len(again), refitted={})
         remove_unreferenced(self._run.root, self.now)
         return self.done(tuple(added), tuple(built.name_of(at) for at in again))
 
@@ -148,7 +164,51 @@ class Writing:
         made, where = self._maker.make(name, text), {place: new for new, place in enumerate(some)}
         tags = {tag: tuple(where[place] for place in places if place in where) for tag, places in segment.tags.items()}
         shared = tuple(self._texts.overlapping(tokenized))
-        return replace(made, tags={tag: found for tag, found in tags.items() if found}, overlapping=shared)
+        tags = {tag: found for tag, found in tags.items() if found}
+        return replace(made, tags=tags, overlapping=shared, unseen=tuple(range(len(some))))
+
+    def _mend(self) -> Change:
+        """Make added segments with damaged files anew from their text; one whose text is damaged is lost."""
+        segments, added, removed = list[Segment](), list[str](), 0
+        for number, segment in enumerate(self.now.segments):
+            if not segment.is_added or self._is_whole(segment):
+                segments.append(segment)
+                continue
+            stream = self._text_left(segment)
+            removed += segment.live
+            if stream is not None:
+                some = _live(segment)
+                segments.append(self._again(f"{ADDED}/{self.number:04d}.{number}", segment, stream, some))
+                added += [stream.names[place] for place in some]
+        if not any(segment.live for segment in segments):
+            raise ArtifactError(f"no text of {self._run.root} is whole; put back a copy of it, or build another run")
+        if tuple(segments) != self.now.segments:
+            self.commit(segments, len(added), removed)
+            remove_unreferenced(self._run.root, self.now)
+        return self.done(tuple(added), ())
+
+    def _verify(self, segment: Segment, kinds: Iterable[str]) -> None:
+        """Hash every byte of some parts of a segment."""
+        root, record = self._run.root, generation_file(self._run.root, self.now.number)
+        for kind in kinds:
+            Artifact.open_part(root / segment.path_of(kind), segment.parts[kind], record).verify(trust=False)
+
+    def _is_whole(self, segment: Segment) -> bool:
+        try:
+            self._verify(segment, segment.parts)
+        except ArtifactError:
+            return False
+        return True
+
+    def _text_left(self, segment: Segment) -> Stream | None:
+        """The text of an added segment; None, with a warning, if it is damaged."""
+        try:
+            self._verify(segment, [TEXT])
+        except ArtifactError as error:
+            what = str(error).partition(";")[0]
+            warn(f"the text of {segment.live} documents is lost ({what}); gnnlm documents lists those that are left")
+            return None
+        return text_of(self._run, segment, self.now.number)
 
     def _tags_by_name(self) -> dict[str, set[str]]:
         """The tags of the generation's documents, as far as their texts are still there."""
@@ -160,6 +220,11 @@ class Writing:
                     for place in places:
                         found.setdefault(names[place], set()).add(tag)
         return found
+
+
+def _live(segment: Segment) -> list[int]:
+    """The documents of a segment that are not removed."""
+    return [place for place in range(segment.documents) if place not in set(segment.removed)]
 
 
 def checked_tags(tags: Iterable[str]) -> set[str]:

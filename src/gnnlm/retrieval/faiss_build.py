@@ -16,13 +16,13 @@ from gnnlm.artifact import Array, Artifact, Draft, disk, draft_path, file_digest
 from gnnlm.config import IndexConfig
 from gnnlm.config.retrieval import ROWS_PER_CLUSTER
 from gnnlm.corpus.stream import Stream, part_name
-from gnnlm.datastore.quantize import LEVELS, check_bytes
+from gnnlm.datastore.quantize import LEVELS, OPQ_ROUNDS, check_bytes
 from gnnlm.datastore.store import read_rows
 from gnnlm.engine import Spread, Task, here
 from gnnlm.errors import ConfigError
 from gnnlm.progress import Track, numbered, say
 from gnnlm.retrieval.choice import factory_of, resolved
-from gnnlm.retrieval.index import Rows, as_keys, key_file, keys_of
+from gnnlm.retrieval.index import Rows, SomeRows, as_keys, key_file, keys_of
 
 Floats = npt.NDArray[np.float32]
 PART, TRAINED, FILE = "index", "trained.faiss", "index.faiss"
@@ -62,12 +62,22 @@ def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
 
 
 def build_faiss_parts(
-    draft: Draft, encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, spread: Spread = here
+    draft: Draft,
+    encoded: Artifact,
+    stream: Stream,
+    config: IndexConfig,
+    seed: int,
+    spread: Spread = here,
+    learned_from: Rows | SomeRows | None = None,
 ) -> list[Path]:
-    """Train an index on a sample of all keys, and make a copy of it with the rows of each segment: their files."""
+    """Train an index on a sample of all keys, and make a copy of it with the rows of each segment: their files.
+
+    `learned_from`: the rows that the sample is drawn from, if not all.
+    """
     file = draft.file(TRAINED)
     if not draft.resumed:
-        for path in spread(draft.shards, partial(train_to, encoded, stream, config, seed), [Task("trained", TRAINED)]):
+        train = partial(train_to, encoded, stream, config, seed, rows=learned_from)
+        for path in spread(draft.shards, train, [Task("trained", TRAINED)]):
             disk.rename(path, file)
             draft.commit(TRAINED)
     learned, segments = file_digest(file), zip(stream.segments, files_of(encoded, "train."), strict=True)
@@ -98,14 +108,21 @@ def _place(part: Path) -> Path:
     return waiting if (waiting / FILE).is_file() else part
 
 
-def train_to(encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, path: Path) -> None:
-    """Write a trained index."""
-    index = train_index(keys_of(encoded, "train"), Rows.of(stream), config, seed)
+def train_to(
+    encoded: Artifact,
+    stream: Stream,
+    config: IndexConfig,
+    seed: int,
+    path: Path,
+    rows: Rows | SomeRows | None = None,
+) -> None:
+    """Write an index that was trained on all rows, or on some."""
+    index = train_index(keys_of(encoded, "train"), Rows.of(stream) if rows is None else rows, config, seed)
     with writing(path):
         faiss.write_index(index, str(path))
 
 
-def train_index(keys: Array, rows: Rows, config: IndexConfig, seed: int) -> Any:
+def train_index(keys: Array, rows: Rows | SomeRows, config: IndexConfig, seed: int) -> Any:
     """An index without rows, trained on some of the keys."""
     index = empty_index(config, keys.shape[1], len(rows))
     ivf = faiss.try_extract_index_ivf(index)
@@ -114,12 +131,20 @@ def train_index(keys: Array, rows: Rows, config: IndexConfig, seed: int) -> Any:
     if ivf is not None:
         ivf.cp.seed = seed + 1
         ivf.cp.min_points_per_centroid = 1
+    for transform in _transforms(index):
+        if isinstance(transform, faiss.OPQMatrix):
+            transform.niter = OPQ_ROUNDS
     say(f"index: training on {len(sample):,} of {len(rows):,} rows")
     try:
         index.train(_keys(keys, rows.positions(torch.from_numpy(sample)), config.metric))
     except RuntimeError as error:
         raise _unusable(config, keys.shape[1], error) from error
     return index
+
+
+def _transforms(index: Any) -> list[Any]:
+    chain: Any = index.chain if isinstance(index, faiss.IndexPreTransform) else None
+    return [] if chain is None else [faiss.downcast_VectorTransform(chain.at(n)) for n in range(chain.size())]
 
 
 def fill_index(encoded: Artifact, stream: Stream, metric: str, trained: Path, segment: int, path: Path) -> None:

@@ -1,8 +1,9 @@
 """Approximate search with FAISS: inverted lists, product quantization, or any factory string.
 
-Inverted lists are searched list by list, all queries of a batch at once (`lists.py`). Any other index is asked as
-FAISS does it. Its scores may come from tables of 8 bits (fast-scan, RaBitQ): such an index only proposes candidates,
-and their similarities are computed from the keys.
+Inverted lists are searched list by list, all queries of a batch at once (`lists.py`). A few queries share no lists,
+so FAISS scans those of each: it finds the same rows, ties by position. Any other index is asked as FAISS does it. Its
+scores may come from tables of 8 bits (fast-scan, RaBitQ): such an index only proposes candidates, and their
+similarities are computed from the keys.
 
 Filters are applied inside the search: exact search among the remaining rows if the filter is narrow. A query that a
 filter leaves with too few neighbours searches more lists, and finally all of them.
@@ -30,6 +31,8 @@ Floats = npt.NDArray[np.float32]
 NARROW = 16_384  # a filter that leaves fewer rows than this is searched exactly
 FETCH_AT_ONCE = 2**26  # rows asked of the index in one call, over all queries: 0.8 GB
 COMPARED_AT_ONCE = 2**17  # candidates whose keys are read in one call, over all queries
+WORTH = 8  # queries that look into a list, from which on it is worth decoding for them
+SPARE = 16  # rows beyond those asked for: they show whether the last is tied with others
 PROPOSED = 1.25  # candidates for each neighbour, where the index only proposes them
 
 
@@ -48,7 +51,7 @@ class FaissIndex:
 
     def assign(self, keys_ND: Tensor) -> Tensor | Assigned:
         """The queries with the lists that each looks into, for this index and for other copies of it."""
-        return keys_ND if self._lists is None else self._assigned(keys_ND, self.probes)
+        return keys_ND if self._by_list(len(keys_ND)) is None else self._assigned(keys_ND, self.probes)
 
     def search(self, keys_ND: Tensor | Assigned, k: int, allowed: Allowed | None = None) -> Neighbours:
         """See `Index.search`; the search is approximate."""
@@ -62,10 +65,11 @@ class FaissIndex:
                 positions = self._rows.positions(torch.nonzero(open_R)[:, 0])
                 few = ExactIndex.over(self._keys, positions, self.metric)
                 return few.search(_keys(keys_ND), k, Allowed(allowed.barred)).padded(k)
-        if self._lists is None:
+        lists = self._by_list(len(keys_ND))
+        if lists is None:
             return self._ask_faiss(_keys(keys_ND), k, allowed)
         asked = keys_ND if isinstance(keys_ND, Assigned) else self._assigned(keys_ND, self.probes)
-        return self._search_lists(self._lists, asked, k, allowed)
+        return self._search_lists(lists, asked, k, allowed)
 
     def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
         """See `Index.compare`."""
@@ -81,6 +85,11 @@ class FaissIndex:
                 known_nC = positions_NC[part].where(real_nC, few.positions_R[0])
                 out_NC[part] = few.similarity(keys_ND[part], known_nC).masked_fill(~real_nC, -math.inf)
         return out_NC
+
+    def _by_list(self, queries: int) -> Lists | None:
+        """The lists, where they are searched one after the other for so many queries."""
+        worth = self._lists is not None and self._lists.shared(queries, self.probes) >= WORTH
+        return self._lists if worth else None
 
     # -- list by list ----------------------------------------------------------------------------------------------
 
@@ -132,7 +141,8 @@ class FaissIndex:
                     )
                 if self._proposes:
                     got = self.compare(keys_ND[part], got.positions, k)
-                best = sorted_neighbours(got.positions, got.similarity, k)
+                sorted_ = self._lists is not None and barred is None
+                best = got if sorted_ else sorted_neighbours(got.positions, got.similarity, k)
                 found.positions[part], found.similarity[part] = best.positions, best.similarity
             short = found.positions[lines, -1] < 0
             if open_R is not None and probes < self._count:  # the filter left too few rows in the searched lists
@@ -143,6 +153,20 @@ class FaissIndex:
         return found
 
     def _fetched(self, queries: Floats, fetch: int, open_R: npt.NDArray[np.bool_] | None, probes: int) -> Neighbours:
+        """What the index finds; of inverted lists, the nearest by (similarity, position)."""
+        if self._lists is None:
+            return self._found(queries, fetch, open_R, probes)
+        nearest, lines, count = Neighbours.none(len(queries), k=fetch), torch.arange(len(queries)), fetch + SPARE
+        while len(lines):
+            count = min(count, len(self))
+            found = self._found(queries[lines.numpy()], count, open_R, probes)
+            best = sorted_neighbours(found.positions, found.similarity, fetch)
+            nearest.positions[lines], nearest.similarity[lines] = best.positions, best.similarity
+            tied = (found.similarity[:, -1] == best.similarity[:, -1]) & (found.positions[:, -1] >= 0)
+            lines, count = lines[tied & (count < len(self))], 4 * count
+        return nearest
+
+    def _found(self, queries: Floats, fetch: int, open_R: npt.NDArray[np.bool_] | None, probes: int) -> Neighbours:
         scores, rows = self._index.search(queries, fetch, params=self._parameters(open_R, probes))
         missing = rows < 0
         if self._index.metric_type == faiss.METRIC_L2:  # FAISS gives squared distances; between unit vectors 2 - 2 cos

@@ -75,6 +75,30 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class SomeRows:
+    """Some of the rows, by position: those of documents that are not removed."""
+
+    positions_R: Tensor
+
+    def __len__(self) -> int:
+        return len(self.positions_R)
+
+    def positions(self, rows: Tensor) -> Tensor:
+        return self.positions_R[rows]
+
+
+def live_rows(stream: Stream, live: Sequence[Tensor | None]) -> Rows | SomeRows:
+    """The rows of a stream that may be found; `live` says for each segment which positions may, None if all may."""
+    rows = Rows.of(stream)
+    if all(live_P is None for live_P in live):
+        return rows
+    sizes = [len(segment.tokens) for segment in stream.segments]
+    each = [torch.ones(size).bool() if one is None else one for size, one in zip(sizes, live, strict=True)]
+    positions_R = rows.all()
+    return SomeRows(positions_R[torch.cat(each)[positions_R]])
+
+
+@dataclass(frozen=True)
 class Allowed:
     """Which store positions the queries of a search may find.
 
@@ -151,10 +175,20 @@ def key_file(encoded: Artifact) -> str:
 
 
 def build_index(
-    draft: Draft, encoded: Artifact, stream: Stream, config: IndexConfig, seed: int, spread: Spread = here
+    draft: Draft,
+    encoded: Artifact,
+    stream: Stream,
+    config: IndexConfig,
+    seed: int,
+    spread: Spread = here,
+    live: Sequence[Tensor | None] = (),
 ) -> Artifact:
-    """Index the train split. Exact search needs no file of its own: it reads the store's keys."""
-    rows = Rows.of(stream)
+    """Index the train split. Exact search needs no file of its own: it reads the store's keys.
+
+    `live`, where documents were removed, says for each segment which positions may be found: the index is trained and
+    compared with exact search on these. All rows are in it, as in the index of any segment.
+    """
+    rows = live_rows(stream, live)
     chosen = choose_index(config, len(rows), int(encoded.facts["width"]))
     if config.kind == "auto":
         say(f"index: auto chose {chosen.kind}, as {chosen.why}")
@@ -165,18 +199,33 @@ def build_index(
         say(f"index: exact search over {len(rows):,} rows")
         return draft.finish(facts)
     from gnnlm.retrieval.faiss_build import build_faiss_parts
-    from gnnlm.retrieval.recall import recall_of_index
+    from gnnlm.retrieval.live import without_removed
 
-    parts = build_faiss_parts(draft, encoded, stream, config, seed, spread)
+    parts = build_faiss_parts(draft, encoded, stream, config, seed, spread, rows)
+    index = _opened(parts, encoded, stream, config.metric, config.probes)
+    if isinstance(rows, SomeRows):
+        each = zip(stream.segments, live, strict=True)
+        index = without_removed(index, live, [len(live_rows(segment, [one])) for segment, one in each])
+    keys_ND = checked_keys(encoded, seed)
+    recall = checked_recall(index, encoded, rows, keys_ND)
+    words = ", ".join(f"recall@{k} {value:.3f}" for k, value in recall.items())
+    say(f"index: {words} of {len(keys_ND)} valid positions, against exact search")
+    return draft.finish({**facts, "recall": recall, "recall_queries": len(keys_ND), "probes": config.probes})
+
+
+def checked_keys(encoded: Artifact, seed: int) -> Tensor:
+    """The keys of the valid positions on which an index is compared with exact search."""
     valid = keys_of(encoded, "valid")
     drawn = np.sort(np.random.default_rng(seed).permutation(len(valid))[:CHECKED])
-    keys_ND = read_rows(valid, torch.from_numpy(drawn))
-    index = _opened(parts, encoded, stream, config.metric, config.probes)
+    return read_rows(valid, torch.from_numpy(drawn))
+
+
+def checked_recall(index: Index, encoded: Artifact, rows: Rows | SomeRows, keys_ND: Tensor) -> dict[str, float]:
+    """What an index finds for these keys of what exact search of its rows does, for several k, as it is recorded."""
+    from gnnlm.retrieval.recall import recall_of_index
+
     found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), rows, CHECKED_KS)
-    words = ", ".join(f"recall@{k} {recall:.3f}" for k, recall in found.items())
-    say(f"index: {words} of {len(drawn)} valid positions, against exact search")
-    recall = {str(k): recall for k, recall in found.items()}
-    return draft.finish({**facts, "recall": recall, "recall_queries": len(drawn), "probes": config.probes})
+    return {str(k): recall for k, recall in found.items()}
 
 
 def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, device: str = "cpu") -> SegmentedIndex:

@@ -4,6 +4,9 @@ FAISS goes through the lists of every query by itself. Of a batch, many queries 
 list's codes are decoded once for all of them, and one matrix product compares their rows with the queries. The
 similarities are those of the decoded keys, in float32.
 
+The distance of the k-th nearest row so far is a bound: of further lists, only rows within it are kept (`nearest.py`).
+So a batch holds a few times k rows of each query, not all that it is compared with.
+
 Shapes: N queries, P lists that each looks into, R rows of a list, D width of the codes, k neighbours.
 """
 
@@ -11,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import faiss
@@ -21,27 +23,9 @@ import torch
 from torch import Tensor
 
 from gnnlm.retrieval.index import Rows
+from gnnlm.retrieval.nearest import SPACE, Floats, Nearest, Numbers
 
-Floats = npt.NDArray[np.float32]
-Numbers = npt.NDArray[np.int64]
-SCORES_AT_ONCE = 2**25  # scores of some queries: 128 MB of float32
-SIGN = np.int32(0x7FFFFFFF)
-
-
-class _Space:
-    """Memory for scores and decoded rows that all searches of this process use in turn: fresh pages take time."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self._held: dict[str, Floats] = {}
-
-    def of(self, name: str, size: int) -> Floats:
-        if name not in self._held or len(self._held[name]) < size:
-            self._held[name] = np.empty(size, np.float32)
-        return self._held[name][:size]
-
-
-SPACE = _Space()
+PIECE = 2048  # rows of a list that are compared at once
 
 
 @dataclass(frozen=True)
@@ -70,19 +54,25 @@ class Lists:
         self._begins = np.concatenate([[0], np.cumsum(self._sizes)])
         ids = [_viewed(lists.get_ids(number), rows) for number, rows in enumerate(self._sizes.tolist())]
         positions = rows.positions(torch.from_numpy(np.concatenate(ids).astype(np.int64)))
-        self._positions = positions.numpy().astype(np.int32 if int(rows.starts[-1]) < 2**31 else np.int64)
-        self._centroids = torch.from_numpy(_centroids(self._ivf))
-        self._half = _is_half(self._ivf)
+        self._positions = positions.numpy().astype(np.int32)
+        self._codes = _codes_of(self._ivf)
+        self._anchors = self._codes.anchors(torch.from_numpy(_centroids(self._ivf)))
 
     @staticmethod
     def of(index: Any, rows: Rows) -> Lists | None:
-        """The lists of an index; None if it has none, or if FAISS packs their codes for its own scan."""
+        """The lists of an index; None if it has none, if FAISS packs their codes, or if positions need over 32 bits."""
         ivf = faiss.try_extract_index_ivf(index)
         kinds = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
         outer = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
         if ivf is None or type(outer) not in kinds or index.metric_type != faiss.METRIC_L2:
             return None
+        if int(rows.starts[-1]) > np.iinfo(np.int32).max:
+            return None
         return Lists(index, rows)
+
+    def shared(self, queries: int, probes: int) -> float:
+        """How many of so many queries look into a list, on average."""
+        return queries * min(probes, self.count) / self.count
 
     def assign(self, keys_ND: Tensor, queries: Floats, probes: int) -> Assigned:
         """The lists nearest to each query."""
@@ -103,109 +93,118 @@ class Lists:
 
         `barred` bounds the positions, low..high, that each query may not find; `open_P` says which positions all may.
         """
-        positions, scores = np.full((len(asked), k), -1), np.full((len(asked), k), -np.inf, np.float32)
-        rows_N = self._sizes[asked.lists_NP].sum(1)
-        cuts = np.flatnonzero(np.diff(np.cumsum(rows_N) // SCORES_AT_ONCE)) + 1
-        for first, last in itertools.pairwise([0, *cuts.tolist(), len(asked)]):
-            some = slice(first, last)
-            part = Assigned(asked.keys_ND[some], asked.queries[some], asked.lists_NP[some])
-            bounds = None if barred is None else (barred[0][some], barred[1][some])
-            with SPACE.lock:
-                found, begins_NP = self._scores(part, open_P)
-                self._nearest(part.lists_NP, found, begins_NP, bounds, positions[some], scores[some])
+        positions, scores = np.empty((len(asked), k), np.int64), np.empty((len(asked), k), np.float32)
+        with SPACE.lock:
+            step = Nearest.at_once(k, PIECE)
+            for first in range(0, len(asked), step):
+                some = slice(first, first + step)
+                bounds = None if barred is None else (barred[0][some], barred[1][some])
+                nearest = Nearest(len(positions[some]), k, PIECE, bounds)
+                self._compare(asked.queries[some], asked.lists_NP[some], open_P, nearest)
+                nearest.fill(positions[some], scores[some])
         return positions, scores
 
-    def _scores(self, asked: Assigned, open_P: npt.NDArray[np.bool_] | None) -> tuple[Floats, Numbers]:
-        """Minus the squared distances of queries and rows, list by list; and where those of each pair begin, [N, P]."""
-        probes = max(1, asked.lists_NP.shape[1])
-        lists = asked.lists_NP.ravel()
+    def _compare(
+        self, queries: Floats, lists_NP: Numbers, open_P: npt.NDArray[np.bool_] | None, nearest: Nearest
+    ) -> None:
+        """Compare queries with the rows of their lists, list by list; a graph of clusters may find too few: -1."""
+        lists = lists_NP.ravel()
         order = np.argsort(lists, kind="stable")
         first = np.flatnonzero(np.diff(lists[order], prepend=-1))
-        queries_ND = torch.from_numpy(asked.queries)
-        found = SPACE.of("scores", int(self._sizes[lists[lists >= 0]].sum()))
-        begins, done = np.zeros(len(lists), np.int64), 0
+        lines, queries_ND = order // max(1, lists_NP.shape[1]), torch.from_numpy(queries)[:, self._codes.order_D]
         for low, high in itertools.pairwise([*first.tolist(), len(order)]):
-            number, pairs = int(lists[order[low]]), order[low:high]
-            rows = int(self._sizes[number]) if number >= 0 else 0  # a graph of clusters may find too few
-            begins[pairs] = done + rows * np.arange(len(pairs))
-            if not rows:
-                continue
-            block = torch.from_numpy(found[done : done + rows * len(pairs)]).view(-1, rows)
-            self._compare(queries_ND[torch.from_numpy(pairs // probes)], number, block)
-            if open_P is not None:
-                here = self._positions[self._begins[number] : self._begins[number + 1]]
-                block[:, torch.from_numpy(~open_P[here])] = -torch.inf
-            done += rows * len(pairs)
-        return found, begins.reshape(asked.lists_NP.shape)
+            number, lines_n = int(lists[order[low]]), lines[low:high]
+            near_nD = queries_ND[torch.from_numpy(lines_n)] - self._anchors[number]
+            squares_n1 = near_nD.square().sum(1, keepdim=True)
+            for begin in range(0, int(self._sizes[number]), PIECE):
+                rows = min(PIECE, int(self._sizes[number]) - begin)
+                at = int(self._begins[number]) + begin
+                positions_R = self._positions[at : at + rows]
+                distances_nR = self._products(near_nD, number, begin, rows).add_(squares_n1).clamp_(min=0).numpy()
+                if open_P is not None:
+                    distances_nR[:, ~open_P[positions_R]] = np.inf
+                nearest.add(lines_n, distances_nR, positions_R)
 
-    def _compare(self, queries_nD: Tensor, number: int, out_nR: Tensor) -> None:
-        """Fill in minus the squared distances from a list's rows: both are taken from its centroid, to round less."""
-        near_nD, rows_RD = queries_nD - self._centroids[number], self._residuals(number)
-        torch.addmm(rows_RD.square().sum(1).neg_(), near_nD, rows_RD.T, alpha=2, out=out_nR)
-        out_nR.sub_(near_nD.square().sum(1, keepdim=True))
-
-    def _residuals(self, number: int) -> Tensor:
-        """A list's rows, minus its centroid."""
-        rows, centroid_D = int(self._sizes[number]), self._centroids[number]
-        width = len(centroid_D)
-        out_RD = torch.from_numpy(SPACE.of("decoded", rows * width)).view(rows, width)
-        codes = self._ivf.invlists.get_codes(number)
-        if self._half:
-            halves = _viewed(codes, rows * self._ivf.code_size).view(np.float16)
-            out_RD.copy_(torch.from_numpy(halves).view(out_RD.shape))
-            return out_RD if self._ivf.by_residual else out_RD.sub_(centroid_D)
-        lists = np.full(rows, number, np.int64)
-        self._ivf.decode_vectors(rows, codes, faiss.swig_ptr(lists), faiss.swig_ptr(out_RD.numpy()))
-        return out_RD.sub_(centroid_D)
-
-    def _nearest(
-        self,
-        lists_NP: Numbers,
-        found: Floats,
-        begins_NP: Numbers,
-        barred: tuple[Numbers, Numbers] | None,
-        positions_Nk: Numbers,
-        scores_Nk: Floats,
-    ) -> None:
-        """Fill in the best of each query, by (score, position)."""
-        rows, sizes_NP = self._begins[lists_NP].tolist(), np.where(lists_NP < 0, 0, self._sizes[lists_NP]).tolist()
-        for line, (starts, sizes) in enumerate(zip(begins_NP.tolist(), sizes_NP, strict=True)):
-            scores = np.concatenate([found[at : at + size] for at, size in zip(starts, sizes, strict=True)])
-            parts = [self._positions[at : at + size] for at, size in zip(rows[line], sizes, strict=True)]
-            positions = np.concatenate(parts)
-            if barred is not None and barred[0][line] <= barred[1][line]:
-                scores[(positions >= barred[0][line]) & (positions <= barred[1][line])] = -np.inf
-            best = best_of(scores, positions, positions_Nk.shape[1])
-            positions_Nk[line, : len(best[0])], scores_Nk[line, : len(best[1])] = best
+    def _products(self, near_nD: Tensor, number: int, begin: int, rows: int) -> Tensor:
+        """|x|^2 - 2 q.x of queries and some rows of a list, both taken from the list's anchor, to round less."""
+        rows_RD = torch.from_numpy(SPACE.of("decoded", rows * near_nD.shape[1])).view(rows, -1)
+        self._codes.decode(number, begin, rows_RD)
+        squares_R = torch.from_numpy(np.einsum("rd,rd->r", rows_RD.numpy(), rows_RD.numpy()))
+        out_nR = torch.from_numpy(SPACE.of("distances", rows * len(near_nD))).view(-1, rows)
+        return torch.addmm(squares_R, near_nD, rows_RD.T, alpha=-2, out=out_nR)
 
 
-def best_of(scores: Floats, positions: npt.NDArray[Any], k: int) -> tuple[Numbers, Floats]:
-    """The k best scores with their positions, best first, ties by position; entries of minus infinity are left out.
+class _Codes:
+    """The codes of inverted lists, decoded by FAISS."""
 
-    One sort does it: a score's bits, turned so that larger scores come first, above the bits of its position.
+    def __init__(self, ivf: Any) -> None:
+        self._ivf, self.order_D = ivf, torch.arange(ivf.d)  # in which order a row's values are decoded
 
-    >>> scores, positions = np.array([1, 3, 3, -np.inf], np.float32), np.array([4, 9, 7, 1])
-    >>> [part.tolist() for part in best_of(scores, positions, 3)]
-    [[7, 9, 4], [3.0, 3.0, 1.0]]
+    def anchors(self, centroids_CD: Tensor) -> Tensor:
+        """From which point the rows of each list are taken."""
+        self._centroids = centroids_CD
+        return centroids_CD
+
+    def decode(self, number: int, begin: int, out_RD: Tensor) -> None:
+        """Fill in the rows of a list from one on, minus the list's anchor."""
+        codes, lists = self._bytes(number, begin, len(out_RD)), np.full(len(out_RD), number, np.int64)
+        given = (faiss.swig_ptr(array) for array in (codes, lists, out_RD.numpy()))
+        self._ivf.decode_vectors(len(out_RD), *given)
+        out_RD.sub_(self._centroids[number])
+
+    def _bytes(self, number: int, begin: int, rows: int) -> npt.NDArray[Any]:
+        size = self._ivf.code_size
+        return _viewed(self._ivf.invlists.get_codes(number), (begin + rows) * size)[begin * size :].reshape(rows, size)
+
+
+class _Halves(_Codes):
+    """Values in half precision."""
+
+    def decode(self, number: int, begin: int, out_RD: Tensor) -> None:
+        out_RD.copy_(torch.from_numpy(self._bytes(number, begin, len(out_RD)).view(np.float16)))
+        if not self._ivf.by_residual:
+            out_RD.sub_(self._centroids[number])
+
+
+class _Levels(_Codes):
+    """Values of 4 or 8 bits, each a number of steps: FAISS decodes one by one, here it is done for all at once.
+
+    Of 4 bits, a byte has two values. All that stand first are decoded first.
     """
-    if len(scores) > k:
-        kept = np.argpartition(scores, len(scores) - k)[len(scores) - k :]
-        last = scores[kept[0]]
-        if np.count_nonzero(scores >= last) > k:  # of those that are as good as the last, all are looked at
-            kept = np.flatnonzero(scores >= last)
-        scores, positions = scores[kept], positions[kept]
-    if len(scores) and np.isneginf(scores.min()):
-        real = ~np.isneginf(scores)
-        scores, positions = scores[real], positions[real]
-    if positions.dtype == np.int64 and len(positions) and positions.max() >= 2**32:
-        order = np.lexsort((positions, -scores))[:k]
-        return positions[order].astype(np.int64), scores[order]
-    bits = (scores + np.float32(0)).view(np.int32)  # minus zero becomes zero
-    order = (~(bits ^ ((bits >> 31) & SIGN))).astype(np.int64) << 32 | positions
-    order.sort()
-    order = order[:k]
-    bits = ~(order >> 32).astype(np.int32)
-    return order & 0xFFFFFFFF, (bits ^ ((bits >> 31) & SIGN)).view(np.float32)
+
+    def __init__(self, ivf: Any, bits: int) -> None:
+        super().__init__(ivf)
+        self._bits = bits
+        if bits == 4:
+            self.order_D = torch.cat([self.order_D[::2], self.order_D[1::2]])
+        none, all_ = (ivf.sq.decode(np.full((1, ivf.code_size), byte, np.uint8)) for byte in (0, 255))
+        self._lowest_D = torch.from_numpy(none[0])[self.order_D]
+        self._step_D = torch.from_numpy((all_ - none)[0])[self.order_D] / (2**bits - 1)
+
+    def anchors(self, centroids_CD: Tensor) -> Tensor:
+        """Where a code of zeros lies: all steps go from there."""
+        if not self._ivf.by_residual:
+            return self._lowest_D.expand(centroids_CD.shape)
+        return centroids_CD[:, self.order_D] + self._lowest_D
+
+    def decode(self, number: int, begin: int, out_RD: Tensor) -> None:
+        codes, out = self._bytes(number, begin, len(out_RD)), out_RD.numpy()
+        if self._bits == 8:
+            out[:] = codes
+        else:
+            half = codes.shape[1]
+            out[:, :half], out[:, half:] = codes & 15, codes >> 4
+        out_RD.mul_(self._step_D)
+
+
+def _codes_of(ivf: Any) -> _Codes:
+    kinds = faiss.ScalarQuantizer
+    if not isinstance(ivf, faiss.IndexIVFScalarQuantizer):
+        return _Codes(ivf)
+    if ivf.sq.qtype == kinds.QT_fp16:
+        return _Halves(ivf)
+    bits = {kinds.QT_8bit: 8, kinds.QT_4bit: 4}.get(ivf.sq.qtype)
+    return _Codes(ivf) if bits is None or ivf.d * bits % 8 else _Levels(ivf, bits)
 
 
 def _inverted(index: Any) -> Any:
@@ -220,7 +219,3 @@ def _viewed(pointer: Any, length: int) -> npt.NDArray[Any]:
 def _centroids(ivf: Any) -> Floats:
     found: Floats = ivf.quantizer.reconstruct_n(0, ivf.nlist)
     return found
-
-
-def _is_half(ivf: Any) -> bool:
-    return isinstance(ivf, faiss.IndexIVFScalarQuantizer) and ivf.sq.qtype == faiss.ScalarQuantizer.QT_fp16

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ class LiveIndex:
 
     def __init__(self, index: Index, live_P: Tensor, rows: int) -> None:
         """`live_P` says which positions may be found, `rows` is how many of them are indexed."""
-        self._index, self._rows, self.metric = index, rows, index.metric
+        self.whole, self._rows, self.metric = index, rows, index.metric
         self._allowed = Allowed(positions=live_P)
 
     def __len__(self) -> int:
@@ -28,15 +29,15 @@ class LiveIndex:
 
     def search(self, keys_ND: Tensor, k: int, allowed: Allowed | None = None) -> Neighbours:
         """See `Index.search`."""
-        return self._index.search(keys_ND, min(k, len(self)), self._both(allowed))
+        return self.whole.search(keys_ND, min(k, len(self)), self._both(allowed))
 
     def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
         """See `Index.compare`."""
-        return self._index.compare(keys_ND, positions_NC, k)
+        return self.whole.compare(keys_ND, positions_NC, k)
 
     def similarity(self, keys_ND: Tensor, positions_NC: Tensor) -> Tensor:
         """See `Index.similarity`."""
-        return self._index.similarity(keys_ND, positions_NC)
+        return self.whole.similarity(keys_ND, positions_NC)
 
     def _both(self, allowed: Allowed | None) -> Allowed:
         if allowed is None:
@@ -57,5 +58,9 @@ def without_removed(whole: SegmentedIndex, live: Sequence[Tensor | None], rows: 
         index = whole.segment(number)
         return index if live_P is None else LiveIndex(index, live_P, rows[number])
 
-    assign = None if whole.assign is None else lambda _, keys_ND: whole.assigned(keys_ND)
-    return SegmentedIndex(whole.bases, rows, whole.metric, opened, assign)
+    def assign(index: Index, keys_ND: Tensor) -> Any:
+        """By the index that is asked: the first segment may be held by another process."""
+        assert whole.assign is not None
+        return whole.assign(index.whole if isinstance(index, LiveIndex) else index, keys_ND)
+
+    return SegmentedIndex(whole.bases, rows, whole.metric, opened, None if whole.assign is None else assign)

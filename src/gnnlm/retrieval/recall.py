@@ -19,7 +19,7 @@ from gnnlm.artifact import Array
 from gnnlm.datastore.store import read_rows
 from gnnlm.progress import Track
 from gnnlm.retrieval.exact import ExactIndex, sorted_neighbours
-from gnnlm.retrieval.index import Index, Rows, as_keys
+from gnnlm.retrieval.index import Index, Rows, SomeRows, as_keys
 from gnnlm.retrieval.neighbours import Neighbours
 
 RECALL_KS = (1, 10, 128, 1024)
@@ -45,14 +45,18 @@ def recall_of(found: Neighbours, keys_ND: Tensor, exact: Index, ks: Sequence[int
     return recall_from(found, keys_ND, exact, exact.search(keys_ND, max(ks)).similarity, ks)
 
 
-def recall_of_index(index: Index, keys_ND: Tensor, stored: Array, rows: Rows, ks: Sequence[int]) -> dict[int, float]:
+def recall_of_index(
+    index: Index, keys_ND: Tensor, stored: Array, rows: Rows | SomeRows, ks: Sequence[int]
+) -> dict[int, float]:
     """Recall of an index over `stored` keys, which are read once, a piece after the other: it needs little memory."""
     k = min(max(ks), len(rows))
     true_NK = nearest(keys_ND, stored, rows, k, index.metric).similarity
     return recall_from(index.search(keys_ND, k), keys_ND, index, true_NK, ks)
 
 
-def nearest(keys_ND: Tensor, stored: Array, rows: Rows, k: int, metric: str, label: str = "exact search") -> Neighbours:
+def nearest(
+    keys_ND: Tensor, stored: Array, rows: Rows | SomeRows, k: int, metric: str, label: str = "exact search"
+) -> Neighbours:
     """The k nearest of all rows, as exact search finds them, with the memory of a piece of them."""
     best = Neighbours.none(len(keys_ND), k=k)
     with Track(label, len(rows), "rows", brief=True) as track:

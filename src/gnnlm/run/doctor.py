@@ -1,12 +1,17 @@
 """Whether a finished run can be trusted: its files, its index, its tables, and what its index costs.
 
+What is served is checked: the segments of the current generation, with what was refitted for them. The tables are those
+that the stages built. How far a changed store has drifted from what was trained is measured too; that is advice.
+
 A check takes a `Checkup`, adds what it finds to it, and says what it did. New checks are added to `CHECKS`.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +19,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Artifact, files_of
-from gnnlm.artifact.manifest import erased_files
+from gnnlm.artifact import PARTS, Artifact, files_of
+from gnnlm.artifact.manifest import ERASED, MANIFEST, erased_files
 from gnnlm.errors import ArtifactError, GnnlmError
-from gnnlm.generation.place import CURRENT, read_current
+from gnnlm.generation import Generation, pinned
+from gnnlm.generation.place import CURRENT
 from gnnlm.progress import Track, say
-from gnnlm.retrieval.index import Rows, key_file, keys_of
+from gnnlm.retrieval.index import Rows, key_file, keys_of, live_rows
 from gnnlm.retrieval.recall import RECALL_KS, nearest, recall_of_index
 from gnnlm.retrieval.segmented import SegmentedIndex
+from gnnlm.run.serving import check_trained, segment_kinds
 
 if TYPE_CHECKING:
     from gnnlm.retrieval.neighbours import NeighbourTable
     from gnnlm.retrieval.search import Queries
     from gnnlm.run import Run
+    from gnnlm.run.drift import Drift
+    from gnnlm.run.parts import Parts
 
 QUERIES = 128  # valid positions whose neighbours are compared with exact search
 OWN_ROWS = 256  # rows of each segment that are looked up by their own keys
@@ -39,22 +48,38 @@ LINES = 4096  # lines of a table that are looked at at once
 
 @dataclass
 class Checkup:
-    """A run, and what its checks have found so far."""
+    """A run at the generation that it serves (None: as it was built), and what its checks have found so far."""
 
     run: Run
+    served: Generation | None = None
     problems: list[str] = field(default_factory=list)
     recall: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)  # whatever else the checks have measured, by name
+    drift: list[Drift] = field(default_factory=list)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The parts that are served."""
+        from gnnlm.run.serving import Serving
+
+        return self.run.parts if self.served is None else Serving(self.run, self.served)
 
     @property
     def ok(self) -> bool:
         return not self.problems
 
+    def again(self, stage: str) -> str:
+        """The command that makes what is served for a stage again; a changed store is searched as it is read."""
+        built = self.served is None
+        return f"gnnlm {stage} --rebuild" if built else f"gnnlm refit {shlex.quote(str(self.run.root))} --part index"
+
     def has(self, stage: str) -> bool:
         return stage in self.run.stages and self.run.state(self.run.stages[stage]) == "done"
 
     def as_dict(self) -> dict[str, Any]:
-        return {"ok": self.ok, "recall": self.recall, "problems": self.problems, **self.facts}
+        generation = 0 if self.served is None else self.served.number
+        drift = {"generation": generation, **{each.part: each.as_dict() for each in self.drift}}
+        return {"ok": self.ok, "recall": self.recall, "problems": self.problems, **self.facts, "drift": drift}
 
 
 Check = Callable[[Checkup], None]
@@ -62,19 +87,28 @@ Check = Callable[[Checkup], None]
 
 def examine(run: Run) -> Checkup:
     """Make every check. What is built on damaged files is not looked at."""
-    checkup = Checkup(run)
+    try:
+        served, lease = pinned(run.root)
+    except ArtifactError as error:
+        return Checkup(run, problems=[str(error)])
+    try:
+        return _examined(Checkup(run, served))
+    finally:
+        lease.release()
+
+
+def _examined(checkup: Checkup) -> Checkup:
     for name, check in CHECKS.items():
         before = len(checkup.problems)
         try:
             check(checkup)
         except GnnlmError as error:
             checkup.problems.append(str(error))
-        say(f"doctor: {name}: " + ("; ".join(checkup.problems[before:]) or "nothing is wrong"))
+        found = "; ".join(checkup.problems[before:])
+        if found or check is not check_drift:  # whose findings are advice, with lines of their own
+            say(f"doctor: {name}: {found or 'nothing is wrong'}")
         if name == "files" and not checkup.ok:
             say("doctor: what is in these files was not looked at")
-            break
-        if name == "files" and checkup.facts["erased"]:
-            say("doctor: segments that the stages built were erased, so index and tables cannot be compared with them")
             break
     return checkup
 
@@ -98,20 +132,37 @@ def check_files(checkup: Checkup) -> None:
         for name, size in sizes.items():
             _hash_all(run.path(name), checkup.problems)
             track.advance(size)
-    texts = run.artifact("corpus").parts
-    checkup.facts["erased"] = sorted(text.path.parent.name for text in texts if erased_files(text.path))
-    _hash_added(run, checkup.problems)
+    checkup.facts["erased"] = sorted(erased := _erased(checkup))
+    if not all(erased.values()):
+        say(f"doctor: erasing was interrupted; finish it: gnnlm compact {shlex.quote(str(run.root))} --erase")
+    if checkup.served is not None:
+        _hash_served(run, checkup.served, checkup.problems)
 
 
-def _hash_added(run: Run, problems: list[str]) -> None:
-    """The segments that the current generation has beside those of the stages."""
-    generation = read_current(run.root)
-    for segment in generation.segments if generation is not None else ():
-        for kind, found in segment.parts.items() if segment.is_added else ():
-            try:
-                Artifact.open_part(run.root / segment.name / kind, found, run.root / CURRENT).verify(trust=False)
-            except ArtifactError as error:
-                problems.append(str(error))
+def _erased(checkup: Checkup) -> dict[str, bool]:
+    """The segments of the stages that were erased, at least some parts of each; whether none of its files is left."""
+    found: dict[str, bool] = {}
+    for name in segment_kinds(checkup.run):
+        for part in checkup.run.artifact(name).parts if checkup.has(name) else ():
+            segment = part.path.parent
+            if erased_files(part.path):
+                left = [path for path in segment.glob("*/*") if path.name not in (MANIFEST, ERASED)]
+                found[segment.name] = not left
+    return found
+
+
+def _hash_served(run: Run, served: Generation, problems: list[str]) -> None:
+    """What the current generation has beside what stages built: added segments, and what was refitted."""
+    check_trained(run, served)
+    parts = {segment.path_of(kind): found for segment in served.segments for kind, found in segment.parts.items()}
+    own = {made.path: made.fingerprint for made in served.refitted.values()}
+    for path, found in {**parts, **own}.items():
+        if path.startswith(f"{PARTS}/"):
+            continue
+        try:
+            Artifact.open_part(run.root / path, found, run.root / CURRENT).verify(trust=False)
+        except ArtifactError as error:
+            problems.append(str(error))
 
 
 def _hash_all(path: Path, problems: list[str]) -> None:
@@ -132,16 +183,19 @@ def _hash_all(path: Path, problems: list[str]) -> None:
 
 def check_keys(checkup: Checkup) -> None:
     """The index has a row for each of the store's, and finds some of them by their own keys."""
-    made, encoded = checkup.run.artifact("index"), checkup.run.artifact("encode")
-    stream, index = checkup.run.parts.streams["train"], checkup.run.parts.index
-    rows = sum(len(Rows.of(segment)) for segment in stream.segments)
-    if made.facts["rows"] != rows:
-        checkup.problems.append(f"the index says that it has {made.facts['rows']:,} rows, but the store has {rows:,}")
-    if made.facts["kind"] == "exact":
+    parts = checkup.parts
+    made, encoded, stream, index = (*map(parts.artifact, ("index", "encode")), parts.streams["train"], parts.index)
+    exact, rows = made.facts["kind"] == "exact", sum(len(Rows.of(segment)) for segment in stream.segments)
+    says = made.facts["rows"] if checkup.served is None else sum(part.facts["rows"] for part in made.parts)
+    if says != rows and not (exact and checkup.served is not None):
+        checkup.problems.append(f"the index says that it has {says:,} rows, but the store has {rows:,}")
+    if exact:
         return
     assert isinstance(index, SegmentedIndex)
-    for number, segment in enumerate(stream.segments):
-        keys, own = files_of(encoded, "train.")[number].array(key_file(encoded)), Rows.of(segment)
+    for number, (segment, live) in enumerate(zip(stream.segments, parts.live, strict=True)):
+        keys, own = files_of(encoded, "train.")[number].array(key_file(encoded)), live_rows(segment, [live])
+        if not len(own):
+            continue
         drawn = np.sort(np.random.default_rng(number).permutation(len(own))[:OWN_ROWS])
         positions_N = own.positions(torch.from_numpy(drawn))
         keys_ND = _rows_of(keys, positions_N)
@@ -152,7 +206,7 @@ def check_keys(checkup: Checkup) -> None:
         if share < LEAST_FOUND:
             checkup.problems.append(
                 f"the index of segment {number} finds {share:.0%} of its rows by their own keys: it was made from "
-                "other keys; rebuild it: gnnlm index --rebuild"
+                f"other keys; rebuild it: {checkup.again('index')}"
             )
 
 
@@ -162,22 +216,24 @@ def _own(keys_ND: Tensor, metric: str) -> float:
 
 def check_recall(checkup: Checkup) -> None:
     """What the index finds of what exact search finds, over the whole store and in each segment."""
-    run = checkup.run
-    made, encoded, stream = run.artifact("index"), run.artifact("encode"), run.parts.streams["train"]
+    parts = checkup.parts
+    made, encoded, stream = parts.artifact("index"), parts.artifact("encode"), parts.streams["train"]
     if made.facts["kind"] == "exact":
         checkup.recall.update({str(k): 1.0 for k in RECALL_KS})
         return
     valid = keys_of(encoded, "valid")
-    drawn = np.sort(np.random.default_rng(run.config.seed + 1).permutation(len(valid))[:QUERIES])
-    keys_ND, index = _rows_of(valid, torch.from_numpy(drawn)), run.parts.index
+    drawn = np.sort(np.random.default_rng(checkup.run.config.seed + 1).permutation(len(valid))[:QUERIES])
+    keys_ND, index = _rows_of(valid, torch.from_numpy(drawn)), parts.index
     assert isinstance(index, SegmentedIndex)
     segments = []
     with Track("doctor: exact search", len(stream.segments) + 1, "stores") as track:
-        found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), Rows.of(stream), RECALL_KS)
+        found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), live_rows(stream, parts.live), RECALL_KS)
         track.advance(1)
-        for number, segment in enumerate(stream.segments):
-            keys = files_of(encoded, "train.")[number].array(key_file(encoded))
-            segments.append(recall_of_index(index.segment(number), keys_ND, keys, Rows.of(segment), RECALL_KS))
+        for number, (segment, live) in enumerate(zip(stream.segments, parts.live, strict=True)):
+            keys, rows = files_of(encoded, "train.")[number].array(key_file(encoded)), live_rows(segment, [live])
+            nothing = dict.fromkeys(RECALL_KS, 1.0)  # there is none to be missed
+            one = recall_of_index(index.segment(number), keys_ND, keys, rows, RECALL_KS) if len(rows) else nothing
+            segments.append(one)
             track.advance(1)
     checkup.recall.update({str(k): value for k, value in found.items()})
     checkup.facts["segments"] = [{str(k): value for k, value in each.items()} for each in segments]
@@ -198,6 +254,12 @@ def check_tables(checkup: Checkup) -> None:
     from gnnlm.retrieval.search import open_table
 
     if not checkup.has("search"):
+        return
+    if checkup.facts["erased"]:
+        say(
+            "doctor: the tables were not looked at: they are of the store as it was built, of which segments were "
+            "erased, and nothing reads them any more"
+        )
         return
     run = checkup.run
     stream, tables = run.parts.streams["train"], run.artifact("search")
@@ -243,26 +305,36 @@ def _check_table(
 
 
 def check_cost(checkup: Checkup) -> None:
-    """Perplexity with the run's neighbours and similarities, and with those of exact search."""
+    """Perplexity with the run's neighbours and similarities, and with those of exact search.
+
+    They are those of its tables, or, if the store has changed since, what its index finds.
+    """
     from gnnlm.predict.predictor import perplexity
-    from gnnlm.predict.score import score_text
+    from gnnlm.predict.score import SearchedText, score_text
     from gnnlm.retrieval.neighbours import NeighbourTable
+    from gnnlm.retrieval.search import search_table
 
     if not checkup.has("tune"):
         return
-    run = checkup.run
-    encoded, made, valid = run.artifact("encode"), run.artifact("index"), run.parts.searched("valid")
-    positions_P = torch.arange(min(TOKENS, len(valid.text)))
+    parts, config = checkup.parts, checkup.run.config
+    encoded, made, text = parts.artifact("encode"), parts.artifact("index"), parts.encoded["valid"]
+    positions_P = torch.arange(min(TOKENS, len(text)))
     keys_PD = _rows_of(keys_of(encoded, "valid"), positions_P)
-    rows, predictor, block = Rows.of(run.parts.streams["train"]), run.parts.predictor, run.config.eval.block
+    if checkup.served is None:
+        valid = parts.searched("valid")
+    else:
+        shard = config.search.shard_queries
+        own = search_table(parts.index, keys_PD, config.search.k, shard, "doctor: search of valid", positions_P)
+        valid = SearchedText(text, own, config.lm.continuous)
+    rows, predictor, block = live_rows(parts.streams["train"], parts.live), parts.predictor, config.eval.block
     stored, metric, label = keys_of(encoded, "train"), made.facts["metric"], "doctor: exact search of valid"
     found = nearest(keys_PD, stored, rows, valid.table.k, metric, label)
     table = NeighbourTable(found.positions.numpy(), found.similarity.numpy(), positions_P)
     tables = {"own": valid, "exact": replace(valid, table=table)}
     costs: dict[str, dict[str, float]] = {}
-    for which, text in tables.items():
+    for which, searched in tables.items():
         label = f"doctor: score valid, {which} neighbours"
-        scores, _ = score_text(predictor, text, block, label, predictor.names, positions_P)
+        scores, _ = score_text(predictor, searched, block, label, predictor.names, positions_P)
         for name, values in scores.items():
             costs.setdefault(name, {})[which] = perplexity(-float(values.mean()))
     checkup.facts["perplexity"] = costs
@@ -273,8 +345,21 @@ def check_cost(checkup: Checkup) -> None:
         if not abs(change) <= MOST_COST:
             checkup.problems.append(
                 f"perplexity of {name} is {cost['own']:.3f} with the run's neighbours, but {cost['exact']:.3f} with "
-                "those of exact search; raise index.probes, or search again: gnnlm search --rebuild"
+                f"those of exact search; raise index.probes, or make them again: {checkup.again('search')}"
             )
+
+
+# -- drift ---------------------------------------------------------------------------------------------------------
+
+
+def check_drift(checkup: Checkup) -> None:
+    """Whether what was trained still fits a store that has changed since; never a problem."""
+    from gnnlm.run.drift import Measuring
+
+    if checkup.served is None or not checkup.has("tune"):
+        return
+    for found in Measuring(checkup.run, checkup.served).all():
+        checkup.drift.append(found)
 
 
 def _rows_of(keys: Any, positions_N: Tensor) -> Tensor:
@@ -289,4 +374,5 @@ CHECKS: dict[str, Check] = {
     "recall": check_recall,
     "tables": check_tables,
     "cost": check_cost,
+    "drift": check_drift,
 }

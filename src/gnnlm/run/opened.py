@@ -9,7 +9,7 @@ from gnnlm.errors import ArtifactError
 from gnnlm.generation import Lease, current_number, pinned
 from gnnlm.predict.open_book import OpenBook, Reading
 from gnnlm.run.run import Run
-from gnnlm.run.serving import Serving, check_trained, trained_of
+from gnnlm.run.serving import Serving, check_trained, outdated
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Opened:
             return None
         generation, lease = pinned(self.run.root)
         try:
-            if generation is not None and dict(generation.trained) != trained_of(self.run):
+            if generation is not None and outdated(self.run, generation):
                 raise ArtifactError(f"{self.run.root} was rebuilt since it was opened; open it again")
             parts = Serving(self.run, generation, before=self.parts)
             parts.open_all()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gnnlm.artifact import Array, Artifact
 from gnnlm.corpus.stream import SPLITS, Stream
@@ -41,6 +43,7 @@ class Parts:
     """Models, texts, store, index and predictor of a run, as its stages built them."""
 
     generation = 0
+    splits: Sequence[str] = SPLITS  # those whose neighbours a search stage looks up
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -73,7 +76,12 @@ class Parts:
 
     @cached_property
     def streams(self) -> dict[str, Stream]:
-        return {split: Stream(self.artifact("corpus"), split) for split in SPLITS}
+        return {split: self.held_out.get(split) or Stream(self.artifact("corpus"), split) for split in SPLITS}
+
+    @cached_property
+    def held_out(self) -> dict[str, Stream]:
+        """The text that the run is evaluated on, which is there also where train text was erased."""
+        return {split: Stream(self.artifact("corpus"), split) for split in SPLITS if split != "train"}
 
     @cached_property
     def device(self) -> str:
@@ -123,7 +131,17 @@ class Parts:
 
     @cached_property
     def queries(self) -> list[Queries]:
-        """The queries of every split; those of train under the leakage rule."""
+        """The queries of every split that is searched; those of train under the leakage rule."""
+        encoded, k = self.artifact("encode"), min(self._run.config.search.k, len(self.index))
+
+        def plain(split: str) -> Queries:
+            stream = self.streams[split]
+            return Queries(stream, keys_of(encoded, split), np.arange(len(stream)), k)
+
+        return [self._train_queries if split == "train" else plain(split) for split in self.splits]
+
+    @property
+    def _train_queries(self) -> Queries:
         config, encoded, streams = self._run.config, self.artifact("encode"), self.streams
         rule: LeakageRule | None = LeakageRule.of(config, encoded.facts["receptive_field"])
         rule = None if config.exclude == "none" else rule
@@ -133,13 +151,12 @@ class Parts:
             scored = min(config.train.valid_tokens, len(streams["valid"]))
             positions = positions[read_lines(order, batches, scored).numpy()]
         keys = keys_of(encoded, "train") if unread is None else unread
-        k, graph_k = min(config.search.k, rows), min(config.search.graph_k, rows)
-        train = Queries(streams["train"], keys, positions, graph_k, rule, config.lm.continuous)
-        others = ("valid", "test")
-        return [
-            train,
-            *(Queries(streams[split], keys_of(encoded, split), np.arange(len(streams[split])), k) for split in others),
-        ]
+        return Queries(streams["train"], keys, positions, min(config.search.graph_k, rows), rule, config.lm.continuous)
+
+    @property
+    def live(self) -> Sequence[Tensor | None]:
+        """Which positions of each segment may be found; none is removed from a run as it was built."""
+        return [None] * len(self.streams["train"].segments)
 
     @property
     def train_positions(self) -> Ids:
@@ -171,6 +188,13 @@ class Parts:
         return None if lm is None or files is None else lm.array(files[what])
 
     @property
+    def has_unread(self) -> bool:
+        """Whether the base model was trained on train text, so that the network learns from what it had not read."""
+        return "lm" in self._run.stages and any(
+            self.artifact("lm").facts.get(name) for name in ("first_reading", "unread")
+        )
+
+    @property
     def unread_positions(self) -> Ids | None:
         """Train positions whose states predate any training on them; None if there are none."""
         first = self._first_reading("positions")
@@ -187,6 +211,9 @@ class Parts:
     @cached_property
     def gnn(self) -> GnnModel | None:
         """The trained graph network; None in a run without one."""
+        return self.load_gnn()
+
+    def load_gnn(self) -> GnnModel | None:
         if "train" not in self._run.stages:
             return None
         path = self.artifact("train").file("model.safetensors")

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnlm.artifact import Artifact, Draft, State, bytes_of, differences, plain, read_manifest, state_of
+from gnnlm.artifact import PARTS, Artifact, Draft, State, bytes_of, differences, plain, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
 from gnnlm.artifact.place import check_place, damage, link_artifact, remove_other_parts, settle
 from gnnlm.config import SCRATCH, Config
@@ -334,11 +334,11 @@ class Run:
     def _link_generation(self, root: Path) -> None:
         """Let another run directory serve what this one serves now."""
         now = read_current(self.root)
-        for segment in () if now is None else now.segments:
-            for kind in segment.parts if segment.is_added else ():
-                link_artifact(self.root / segment.name / kind, root / segment.name / kind)
-        if now is not None:
-            commit(root, now)
+        if now is None:
+            return
+        for name in sorted(name for name in now.paths if not name.startswith(f"{PARTS}/")):
+            link_artifact(self.root / name, root / name, parts=False)
+        commit(root, now)
 
     def _check_new(self) -> None:
         if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
@@ -382,6 +382,11 @@ class Run:
         from gnnlm.run.parts import Parts
 
         return Parts(self)
+
+    @property
+    def curves(self) -> Path:
+        """Where the curves of the graph network's training are kept."""
+        return self.root / "tensorboard"
 
     @property
     def graph_k(self) -> int:

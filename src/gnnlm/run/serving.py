@@ -1,14 +1,19 @@
-"""The parts of a run as a generation serves them: what was trained stays, the segments are the generation's."""
+"""The parts of a run as a generation serves them: its segments, and what was trained, unless it has its own."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gnnlm.artifact import Artifact
+import numpy as np
+from torch import Tensor
+
+from gnnlm.artifact import PARTS, Artifact
 from gnnlm.artifact.manifest import erased_files
+from gnnlm.corpus.stream import SPLITS
 from gnnlm.datastore.codec import open_codec
 from gnnlm.datastore.store import Store
 from gnnlm.engine import Place
@@ -18,7 +23,7 @@ from gnnlm.generation.place import FOLDER
 from gnnlm.gnn.model import GnnModel
 from gnnlm.lm.head import Head
 from gnnlm.lm.protocol import BaseLM
-from gnnlm.retrieval.index import Index, open_index
+from gnnlm.retrieval.index import Ids, Index, open_index
 from gnnlm.retrieval.live import without_removed
 from gnnlm.retrieval.segmented import SegmentedIndex
 from gnnlm.run.parts import Parts
@@ -32,9 +37,10 @@ def segment_kinds(run: Run) -> dict[str, str]:
     return {name: stage.part for name, stage in run.stages.items() if stage.part}
 
 
-def trained_of(run: Run) -> dict[str, str]:
-    """The fingerprints of the artifacts that the parts of a segment are made with."""
-    return {name: run.artifact(name).fingerprint for name in segment_kinds(run)}
+def trained_of(run: Run, refitted: Iterable[str] = ()) -> dict[str, str]:
+    """The fingerprints of the artifacts that the parts of a segment are made with, and of those that were refitted."""
+    wanted = {*segment_kinds(run), *refitted}
+    return {name: run.artifact(name).fingerprint for name in run.stages if name in wanted}
 
 
 def as_built(run: Run) -> Generation:
@@ -72,34 +78,55 @@ def _documents(run: Run) -> list[int]:
 class Serving(Parts):
     """The parts of a run at a generation."""
 
-    def __init__(self, run: Run, generation: Generation | None, before: Serving | None = None) -> None:
-        """`generation` None: the run as it was built. `before`: what is open of an earlier generation is used again."""
+    def __init__(
+        self,
+        run: Run,
+        generation: Generation | None,
+        before: Serving | None = None,
+        splits: Sequence[str] = SPLITS,
+    ) -> None:
+        """`generation` None: the run as it was built. `before`: what is open of an earlier generation is used again.
+
+        `splits` are those that a search stage looks up.
+        """
         super().__init__(run)
-        self.served, self._views = generation, dict[str, Artifact]()
+        self.served, self.splits = generation, splits
+        self._trained, self._views = dict[str, Artifact](), dict[str, Artifact]()
         self.generation = 0 if generation is None else generation.number
         self._indexes: dict[tuple[str, ...], Index] = {}
+        self._networks: dict[str, GnnModel | None] = {}
         if before is not None:
-            names = set(self._segment_names)
+            names, own = set(self._segment_names), self.served.refitted.get("train") if self.served else None
             self._indexes = {name: index for name, index in before._indexes.items() if name in names}
+            self._networks = {one: it for one, it in before._networks.items() if own and one == own.fingerprint}
+
+    def trained(self, name: str) -> Artifact:
+        """What stands for a stage at this generation, without segments: its artifact, or what was refitted since."""
+        made = None if self.served is None else self.served.refitted.get(name)
+        if made is None:
+            return self._run.artifact(name)
+        if name not in self._trained:
+            self._trained[name] = self._part(made.path, made.fingerprint)
+        return self._trained[name]
 
     def artifact(self, name: str) -> Artifact:
-        """The artifact of a stage, with the generation's segments for parts."""
-        made, kind = self._run.artifact(name), segment_kinds(self._run).get(name)
+        """What stands for a stage at this generation, with the generation's segments for parts."""
+        kind = segment_kinds(self._run).get(name)
         if self.served is None or not kind:
-            return made
+            return self.trained(name)
         if name not in self._views:
-            root, record = self._run.root, self._run.root / FOLDER / f"{self.generation}.json"
-            found = [
-                Artifact.open_part(root / segment.name / kind, segment.parts[kind], record)
-                for segment in self.served.segments
-                if kind in segment.parts
-            ]
-            self._views[name] = replace(made, parts=tuple(found))
+            held = [segment for segment in self.served.segments if kind in segment.parts]
+            found = [self._part(segment.path_of(kind), segment.parts[kind]) for segment in held]
+            self._views[name] = replace(self.trained(name), parts=tuple(found))
         return self._views[name]
+
+    def _part(self, path: str, fingerprint: str) -> Artifact:
+        root = self._run.root
+        return Artifact.open_part(root / path, fingerprint, root / FOLDER / f"{self.generation}.json")
 
     def open_all(self) -> None:
         """Open the files of every segment: what is open stays readable, whatever a writer removes later."""
-        for name in segment_kinds(self._run):
+        for name in (*segment_kinds(self._run), *(() if self.served is None else self.served.refitted)):
             self.artifact(name)
 
     @cached_property
@@ -129,17 +156,43 @@ class Serving(Parts):
 
     @cached_property
     def gnn(self) -> GnnModel | None:
-        return self._run.parts.gnn
+        """The graph network: the run's, which all generations share, or the generation's own."""
+        own = None if self.served is None else self.served.refitted.get("train")
+        if own is None:
+            return self._run.parts.gnn
+        if own.fingerprint not in self._networks:
+            self._networks[own.fingerprint] = self.load_gnn()
+        return self._networks[own.fingerprint]
 
     @cached_property
     def store(self) -> Store:
         """The store of the generation."""
         tables = open_codec(self.artifact("codec"), self.device)
-        store = self.encoded["train"] if tables is None else self.encoded["train"].coded(tables)
+        return self._train if tables is None else self._train.coded(tables)
+
+    @cached_property
+    def _train(self) -> Store:
+        """The train text as it was encoded, with what the generation says of its documents."""
+        store = self.encoded["train"]
         if self.served is None:
             return store
         named = zip(store.segments, self.served.segments, strict=True)
         return Store([replace(one, removed=frozenset(record.removed), tags=record.tags) for one, record in named])
+
+    @property
+    def live(self) -> list[Tensor | None]:
+        """Which positions of each segment are not of removed documents; None if none is."""
+        return [segment.live_P for segment in self._train.segments]  # a process that only searches has no codes
+
+    @property
+    def train_positions(self) -> Ids:
+        """The positions of documents that are not removed; of more than `search.max_train`, those that came last."""
+        if self.served is None:
+            return super().train_positions
+        whole = zip(self.live, self._train.segments, strict=True)
+        live = [np.ones(len(one), bool) if live_P is None else live_P.numpy() for live_P, one in whole]
+        every, most = np.flatnonzero(np.concatenate(live)), self._run.config.search.max_train
+        return every if most is None else every[-most:]
 
     @cached_property
     def segment_indexes(self) -> SegmentedIndex:
@@ -156,8 +209,7 @@ class Serving(Parts):
         shared = SegmentedIndex(whole.bases, whole.rows, whole.metric, opened, whole.assign)
         if self.served is None:
             return shared
-        live = [segment.live_P for segment in self.store.segments]
-        return without_removed(shared, live, [segment.rows for segment in self.served.segments])
+        return without_removed(shared, self.live, [segment.rows for segment in self.served.segments])
 
     @property
     def place(self) -> Place:
@@ -166,17 +218,34 @@ class Serving(Parts):
         if self.served is None:
             return place
         kinds = [kind for name, kind in segment_kinds(self._run).items() if name in ("corpus", "encode", "index")]
-        added = [segment for segment in self.served.segments if segment.is_added]
-        names = [f"{segment.name}/{kind}" for segment in added for kind in kinds if kind in segment.parts]
-        return Place(place.root, (*place.needs, f"{FOLDER}/{self.generation}.json", *names))
+        held = self.served.segments
+        names = [segment.path_of(kind) for segment in held for kind in kinds if kind in segment.parts]
+        own = [made.path for name, made in self.served.refitted.items() if name == "index"]
+        more = [name for name in (*own, *names) if not name.startswith(f"{PARTS}/")]
+        return Place(place.root, (*place.needs, f"{FOLDER}/{self.generation}.json", *more))
 
 
 def check_trained(run: Run, generation: Generation) -> None:
     """Refuse a generation whose segments were made with other trained parts than the run has now."""
-    now = trained_of(run)
-    other = [name for name in {**generation.trained, **now} if generation.trained.get(name) != now.get(name)]
-    if other:
+    if other := outdated(run, generation):
         raise ArtifactError(
             f"generation {generation.number} of {run.root} was made with another {' and '.join(other)}, rebuilt since; "
             f"make its segments again from their text: gnnlm renew {shlex.quote(str(run.root))}"
         )
+
+
+def outdated(run: Run, generation: Generation) -> list[str]:
+    """The stages that were rebuilt since a generation was made with them."""
+    now = trained_of(run, generation.refitted)
+    return [name for name in {**generation.trained, **now} if generation.trained.get(name) != now.get(name)]
+
+
+def without_overlap(run: Run, generation: Generation) -> Generation:
+    """The generation as it may be measured on valid: without the documents that share text with valid or test."""
+    texts = Serving(run, generation).streams["train"].segments
+    segments = []
+    for segment, text in zip(generation.segments, texts, strict=True):
+        more = [number for number in segment.overlapping if number not in set(segment.removed)]
+        positions = sum(int(text.starts[number + 1] - text.starts[number]) for number in more)
+        segments.append(segment.without(more, positions))
+    return replace(generation, segments=tuple(segments))

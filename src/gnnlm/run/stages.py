@@ -123,14 +123,15 @@ def _build_store(run: Run, draft: Draft) -> Artifact:
 def _build_codec(run: Run, draft: Draft) -> Artifact:
     from gnnlm.datastore.codec import build_codec
 
-    return build_codec(draft, run.artifact("encode"), run.config.codec, run.config.seed, run.spread("codec"))
+    return build_codec(draft, run.parts.artifact("encode"), run.config.codec, run.config.seed, run.spread("codec"))
 
 
 def _build_index(run: Run, draft: Draft) -> Artifact:
     from gnnlm.retrieval.index import build_index
 
-    config, train = run.config, run.parts.streams["train"]
-    return build_index(draft, run.artifact("encode"), train, config.index, config.seed, run.spread("index"))
+    config, parts = run.config, run.parts
+    encoded, train = parts.artifact("encode"), parts.streams["train"]
+    return build_index(draft, encoded, train, config.index, config.seed, run.spread("index"), parts.live)
 
 
 def _build_tables(run: Run, draft: Draft) -> Artifact:
@@ -163,7 +164,7 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     unit, best = similarity_unit(metric, train.table.similarity), similarity_best(metric)
     model = GnnModel(resolve_options(config.gnn, parts.head.width, unit, best), parts.head)
     model.checkpoint = config.train.checkpoint
-    with tensorboard(run.root / "tensorboard") as log:
+    with tensorboard(run.curves) as log:
         fitting = _fitting(run, draft, log, config.train.device)
         texts = Texts(train, valid, torch.from_numpy(parts.train_positions))
         return train_gnn(fitting, model, parts.head, parts.graphs, texts, config.train)
@@ -178,7 +179,7 @@ def _build_cache(run: Run, draft: Draft) -> Artifact:
     assert parts.gnn is not None
     positions = torch.arange(min(TRIAL_TOKENS, len(valid.text)))[None]
     trial = Trial(valid.context(positions), valid.table.at(positions, run.graph_k))
-    encoded, codec = run.artifact("encode"), run.artifact("codec")
+    encoded, codec = parts.artifact("encode"), parts.artifact("codec")
     states = [files.artifact.fingerprint for files in files_of(encoded, "train.")]
     coded = codec.facts["kind"] != "fp16"
     codes = [part.fingerprint for part in codec.parts or (codec,)] if coded else [None] * len(states)
@@ -190,7 +191,7 @@ def _build_cache(run: Run, draft: Draft) -> Artifact:
 
 def _build_tuning(run: Run, draft: Draft) -> Artifact:
     from gnnlm.artifact import write_json
-    from gnnlm.evaluate.tune import choose_mixes, grid_of, tune_mixes
+    from gnnlm.evaluate.tune import grid_of, losses_of, tune
     from gnnlm.predict.predictor import perplexity
     from gnnlm.predict.score import score_surely
 
@@ -201,18 +202,17 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
     predictor = parts.predictor_with({})
     scored = score_surely(predictor, valid, block, "score valid", wanted, asked, draft=draft, spread=spread)
     grid = grid_of(config, run.config.buckets, run.config.index.metric, valid.table.similarity)
-    mixes, table = tune_mixes(valid, parts.store, scored.log_probs, grid)
-    write_json(draft.file("tuning.json"), table)
-    if not run.config.gate:
-        return draft.finish({"mix": {name: mix.as_dict() for name, mix in mixes.items()}})
-    chosen = choose_mixes(valid, parts.store, scored, (mixes, table))
-    for name, choice in chosen.items():
+    tuned = tune(valid, parts.store, scored, grid, run.config.gate)
+    write_json(draft.file("tuning.json"), tuned.table)
+    for name, choice in tuned.choices.items():
         ppls = ", ".join(f"{variant} {perplexity(loss):.3f}" for variant, loss in choice.losses.items())
         say(f"tune: cross-validated perplexity of {name} with {ppls}; {choice.best} is used")
+    variants = {"variants": {name: choice.as_dict() for name, choice in tuned.choices.items()}}
     return draft.finish(
         {
-            "mix": {name: choice.mixes[choice.best].as_dict() for name, choice in chosen.items()},
-            "variants": {name: choice.as_dict() for name, choice in chosen.items()},
+            "mix": {name: mix.as_dict() for name, mix in tuned.mixes.items()},
+            "valid_loss": losses_of(valid, parts.store, scored, tuned.mixes),
+            **(variants if tuned.choices else {}),
         }
     )
 

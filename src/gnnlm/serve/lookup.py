@@ -150,7 +150,9 @@ async def next_token(request: Request, body: NextBody) -> Response:
     ids = await _prompt(request, run, body.prompt)
     found = await in_worker(
         request,
-        lambda: run.book.next(ids, predictors=predictors, top=1, only=body.only, exclude=body.exclude),
+        lambda: run.book.next(
+            ids, predictors=predictors, top=1, only=body.only, exclude=body.exclude, own_past=body.own_past
+        ),
     )
     names = list(found.log_probs)
     top = {name: np.argsort(-values, kind="stable")[: body.top].tolist() for name, values in found.log_probs.items()}

@@ -218,6 +218,7 @@ class NeighborsBody(ModelBody, Filter):
 class NextBody(Predictors):
     prompt: OnePrompt = Field(description="The text or the token ids before the token.")
     top: int = Field(10, ge=1, le=100, description="Likeliest tokens of each predictor.")
+    own_past: bool = Field(False, description=OWN_PAST)
 
 
 class AttentionBody(ModelBody, Filter):

@@ -147,6 +147,7 @@ PARTS: dict[str, Part] = {
             lambda m: recall.measure(m.subject),
             recall.show,
             lambda subject: subject.report.test_tokens / 5e3,
+            version=2,
         ),
         Part(
             "representation",

@@ -8,6 +8,7 @@ range.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from gnnlm.datastore.store import Store
 from gnnlm.evaluate.analysis.figure import axes_of, bars_of
 from gnnlm.evaluate.analysis.section import Figure, Section, Table, number, percent, text
 from gnnlm.evaluate.analysis.subject import Subject
-from gnnlm.predict.bootstrap import Floats, Ints
+from gnnlm.predict.bootstrap import Ints
 from gnnlm.predict.predictor import LABELS
 from gnnlm.predict.score import SearchedText
 
@@ -76,23 +77,27 @@ def equal_buckets(values: Ints, buckets: int) -> list[tuple[int, int]]:
 def measure(subject: Subject) -> dict[str, Any]:
     best = subject.best
     counts = recall_counts(subject.test, subject.parts.store, subject.positions_N, subject.targets_N)
-    base, book = subject.scores["base"], subject.scores[best]
     buckets = []
     for low, high in equal_buckets(counts, BUCKETS):
         here = np.flatnonzero((counts >= low) & (counts <= high))
-        buckets.append(_bucket(base[here], book[here], best) | {"low": low, "high": high})
-    whole = _bucket(base, book, best)
+        buckets.append(_bucket(subject, here) | {"low": low, "high": high})
+    whole = _bucket(subject, np.arange(len(counts)))
     return {"k": subject.test.table.k, "predictor": best, "found": float((counts > 0).mean()), "buckets": buckets,
             "all": whole}  # fmt: skip
 
 
-def _bucket(base: Floats, book: Floats, best: str) -> dict[str, Any]:
-    before, after = float(base.mean()), float(book.mean())
+def _bucket(subject: Subject, here: Ints) -> dict[str, Any]:
+    """Mean log-probabilities of some test tokens; the absolute improvement has its paired 95% interval."""
+    base, book = (subject.scores[name][here] for name in ("base", subject.best))
+    before, after, changed = float(base.mean()), float(book.mean()), subject.changed(book, base, here)
+    low, high = (None if end is None else -math.log1p(end) for end in (changed["change_high"], changed["change_low"]))
     return {
         "tokens": len(base),
         "base": before,
-        best: after,
+        subject.best: after,
         "absolute": after - before,
+        "absolute_low": low,
+        "absolute_high": high,
         "relative": (after - before) / -before if before else 0.0,
     }
 
@@ -100,19 +105,18 @@ def _bucket(base: Floats, book: Floats, best: str) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> Section:
     best, buckets = found["predictor"], found["buckets"]
     label = LABELS[best]
-    figures = [number("base"), number(label), number("absolute"), percent("relative", 0)]
+    figures = [number("base"), number(label), text("absolute, 95%"), percent("relative", 0)]
     columns = [text("recall"), number("tokens", 0), *figures]
-    rows = [_row(f"{b['low']} to {b['high']}", b, best) for b in buckets] + [_row("all", found["all"], best)]
-    paper = [[name, None, base, book, book - base, (book - base) / -base] for name, base, book in PAPER]
+    rows = [_row(_range(b), b, best) for b in buckets] + [_row("all", found["all"], best)]
+    paper = [[name, None, base, book, f"{book - base:+.2f}", (book - base) / -base] for name, base, book in PAPER]
     most = max(buckets, key=lambda b: b["absolute"])
     least = min(buckets, key=lambda b: b["absolute"])
     said = (
-        f"{label} gains most where {most['low']} to {most['high']} of the {found['k']:,} retrieved tokens are the "
-        f"target ({most['absolute']:+.2f} nats a token), and least where {least['low']} to {least['high']} are "
-        f"({least['absolute']:+.2f})."
+        f"{label} gains most where {_range(most)} of the {found['k']:,} retrieved tokens are the target "
+        f"({most['absolute']:+.2f} nats a token), and least where {_range(least)} are ({least['absolute']:+.2f})."
     )
     figure, (panel,) = axes_of(1, height=3.2)
-    names = [f"{b['low']}-{b['high']}" for b in buckets]
+    names = [_range(b) for b in buckets]
     bars_of(panel, names, {"base": [-b["base"] for b in buckets], best: [-b[best] for b in buckets]})
     panel.set_xlabel(f"retrieved tokens that are the target, of {found['k']:,}")
     panel.set_ylabel("nats a token (less is better)")
@@ -122,7 +126,8 @@ def show(found: dict[str, Any]) -> Section:
         [
             f"Recall is the number of the {found['k']:,} retrieved tokens that are the token to predict, as in the "
             f"paper. {100 * found['found']:.0f}% of the test tokens have a recall above 0. Figures are mean "
-            "log-probabilities in nats; relative improvement is against the base model's.",
+            "log-probabilities in nats; relative improvement is against the base model's. Intervals are by paired "
+            "bootstrap over documents.",
             said,
             "The paper's figures are for WikiText-103 with k = 1,024 and 103 million tokens in the store; only the "
             "pattern can be compared.",
@@ -137,4 +142,18 @@ def show(found: dict[str, Any]) -> Section:
 
 
 def _row(name: str, bucket: dict[str, Any], best: str) -> list[Any]:
-    return [name, bucket["tokens"], bucket["base"], bucket[best], bucket["absolute"], bucket["relative"]]
+    return [name, bucket["tokens"], bucket["base"], bucket[best], _absolute(bucket), bucket["relative"]]
+
+
+def _range(bucket: dict[str, Any]) -> str:
+    low, high = bucket["low"], bucket["high"]
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _absolute(bucket: dict[str, Any]) -> str:
+    """
+    >>> _absolute({"absolute": 0.5, "absolute_low": -0.1, "absolute_high": 0.75})
+    '+0.50 (-0.10 to +0.75)'
+    """
+    low, high = bucket["absolute_low"], bucket["absolute_high"]
+    return f"{bucket['absolute']:+.2f}" + ("" if low is None else f" ({low:+.2f} to {high:+.2f})")

@@ -2,6 +2,7 @@
 
 import { whenKeyIsNeeded } from "./api.js";
 import { startAbout } from "./about.js";
+import { startAttach } from "./attach.js";
 import { startDocuments } from "./documents.js";
 import { button, byId, el, onSubmit } from "./dom.js";
 import { startFilter } from "./filter.js";
@@ -98,6 +99,7 @@ async function start() {
   trouble.hidden = true;
   offerRuns();
   startFilter();
+  startAttach();
   const openDocument = startDocuments();
   const showGraph = startGraph({
     openDocument: (name, place) => {

@@ -2,6 +2,7 @@
 
 import { isAbort, post } from "./api.js";
 import { button, byId, el } from "./dom.js";
+import { spokenTitle } from "./origin.js";
 import { nameOf, percent, usesShares, visible } from "./text.js";
 import { world } from "./world.js";
 
@@ -21,16 +22,30 @@ export class Card {
     this.root.addEventListener("pointerenter", () => clearTimeout(this.timer));
     this.root.addEventListener("pointerleave", () => this.leave());
     this.root.addEventListener("focusout", () => this.leave());
-    document.addEventListener("keydown", (event) => event.key === "Escape" && this.#escape());
-    document.addEventListener("pointerdown", (event) => {
-      if (!this.root.contains(event.target) && !event.target.closest(".word")) this.hide();
+    world.addEventListener("attached", () => {
+      this.hide();
+      this.answers.clear(); // their keys do not have the documents
     });
+    document.addEventListener("keydown", (event) => event.key === "Escape" && this.#escape());
+    // Not at pointerdown: without the card the page may be shorter, and what is being clicked would move away.
+    document.addEventListener(
+      "click",
+      (event) => {
+        if (!this.root.contains(event.target) && !event.target.closest(".word")) this.hide();
+      },
+      { capture: true },
+    );
   }
 
+  // Shows what could stand in a place; ends when the card is filled.
   async show(pane, place) {
     clearTimeout(this.timer);
     if (this.quiet) return;
-    if (this.at?.pane === pane && this.at.place === place && !this.root.hidden) return;
+    if (this.at?.pane !== pane || this.at.place !== place || this.root.hidden) this.filled = this.#look(pane, place);
+    await this.filled;
+  }
+
+  async #look(pane, place) {
     this.at = { pane, place };
     this.early = pane.busy;
     pane.words.mark("looked", (one) => one === place);
@@ -70,8 +85,9 @@ export class Card {
     this.quiet = false;
   }
 
-  // Puts the keys on the first alternative.
+  // Puts the keys on the first alternative, unless they have gone elsewhere while it was looked up.
   enter() {
+    if (!this.at || document.activeElement !== this.at.pane.words.spans[this.at.place]) return;
     this.root.querySelector(".alternative")?.focus();
   }
 
@@ -101,8 +117,8 @@ export class Card {
   }
 
   async #next(ids, signal) {
-    const body = { model: world.run, prompt: ids, top: TOP, ...world.filter };
-    const key = JSON.stringify(body);
+    const body = { model: world.run, prompt: ids, top: TOP, ...world.reading };
+    const key = JSON.stringify({ ...body, attach: undefined });
     if (!this.answers.has(key)) {
       const found = await post("v1/next", body, signal);
       this.answers.set(key, found);
@@ -117,6 +133,8 @@ export class Card {
     if (token.log_prob !== undefined)
       facts.push(`${percent(Math.exp(token.log_prob))} likely under ${nameOf(pane.predictor)}`);
     if (!token.given && usesShares(pane.predictor)) facts.push(`${percent(token.book)} of that from the book`);
+    const source = pane.sourceOf(place);
+    if (source?.kind) facts.push(`source ${spokenTitle(source)}`);
     if (token.given) facts.push(token.taken ? "chosen by you" : "given");
     return el(
       "p",

@@ -2,6 +2,7 @@
 
 import { isAbort, post } from "./api.js";
 import { announce, byId, el, onSubmit, segments, sendWithKeys, svg } from "./dom.js";
+import { spokenTitle, titleOf, trace } from "./origin.js";
 import { frame, label } from "./plot.js";
 import { count, percent, pieces, spoken, visible } from "./text.js";
 import { Words } from "./words.js";
@@ -50,8 +51,10 @@ export function startGraph({ openDocument }) {
   async function look(place) {
     words.mark("looked", (one) => one === place);
     await asked(picture, async (signal) => {
-      const body = { model: world.run, prompt: given.ids.slice(0, place), ...world.filter };
+      const { attached } = world;
+      const body = { model: world.run, prompt: given.ids.slice(0, place), ...world.lookup };
       const found = await post("v1/attention", body, signal);
+      trace(found.neighbors, attached);
       draw(picture, found, given.texts[place] ?? null, openDocument);
       announce(
         `Graph of ${place < given.texts.length ? spoken(given.texts[place]) : "the next word"}: ${count(found.neighbors.length, "neighbour")}.`,
@@ -170,7 +173,7 @@ function graphOf(context, nodes, target, openDocument) {
       svg("tspan", { class: "strong" }, flat(node.token)),
       cut(flat(node.after), 20),
     );
-    dots.push(words, label(x, at + 12, `${percent(node.attention)}, ${cut(node.document, 44)}`, "faint"));
+    dots.push(words, label(x, at + 12, `${percent(node.attention)}, ${cut(spokenTitle(node), 44)}`, "faint"));
   });
   const centre = svg(
     "g",
@@ -185,7 +188,7 @@ function graphOf(context, nodes, target, openDocument) {
   ];
   const said = `The graph of ${target === null ? "the next word" : spoken(target)}. Most attention: ${shown
     .slice(0, 3)
-    .map((node) => `${percent(node.attention)} on ${node.document}`)
+    .map((node) => `${percent(node.attention)} on ${spokenTitle(node)}`)
     .join(", ")}. All of it is in the table below.`;
   const drawn = el(
     "div",
@@ -207,7 +210,7 @@ function tableOf(nodes, openDocument) {
     const open = el(
       "button",
       { type: "button", class: "link", on: { click: () => openDocument(node.document, node) } },
-      node.document,
+      ...titleOf(node),
     );
     const words = el("td", { class: "passage" }, flat(node.before), el("mark", {}, flat(node.token)), flat(node.after));
     return el(

@@ -2,6 +2,7 @@
 
 import { isAbort, post, stream } from "./api.js";
 import { announce, button, el } from "./dom.js";
+import { spokenTitle, trace } from "./origin.js";
 import { SOURCES, spansOf, strong } from "./spans.js";
 import { count, nameOf, number, percent, pieces, spoken, usesShares } from "./text.js";
 import { Words } from "./words.js";
@@ -63,12 +64,17 @@ export class Pane {
     return this.spans.find((span) => span.first <= place && place <= span.last);
   }
 
+  // What supports a word most: the passage that it is in, or a row.
+  sourceOf(place) {
+    return this.spanAt(place) ?? strong(this.tokens[place])[0];
+  }
+
   describe(place) {
     const token = this.tokens[place];
     const word = spoken(token.text);
     if (token.given || !usesShares(this.predictor)) return word;
-    const source = this.spanAt(place) ?? strong(token)[0];
-    return `${word}, ${percent(token.book)} from the book${source ? `, source ${source.document}` : ""}`;
+    const source = this.sourceOf(place);
+    return `${word}, ${percent(token.book)} from the book${source ? `, source ${spokenTitle(source)}` : ""}`;
   }
 
   // Writes on from a prompt.
@@ -144,20 +150,21 @@ export class Pane {
 
   async #write(signal) {
     const ids = this.idsBefore(this.tokens.length);
+    const { attached } = world;
     const body = {
       model: world.model(this.predictor),
       prompt: ids.length ? ids : "",
       stream: true,
       sources: SOURCES,
       ...this.options,
-      ...world.filter,
+      ...world.reading,
     };
     for await (const { choices } of stream("v1/completions", body, signal)) {
-      for (const choice of choices) this.#take(choice);
+      for (const choice of choices) this.#take(choice, attached);
     }
   }
 
-  #take(choice) {
+  #take(choice, attached) {
     const now = performance.now();
     const details = choice.gnnlm;
     const figures = this.figures;
@@ -166,6 +173,7 @@ export class Pane {
       figures.tokens += details.tokens.length;
       figures.first ??= { time: now, tokens: figures.tokens };
       figures.last = now;
+      for (const token of details.tokens) trace(token.sources, attached);
       this.#append(details.tokens);
     }
     for (const name of ["steps", "searches"]) figures[name] = details[name] ?? figures[name];
@@ -201,6 +209,7 @@ export class Pane {
     );
     this.words.mark("copied", (place) => inSpan.has(place));
     this.words.mark("first", (place) => starts.has(place));
+    for (const kind of ["attached", "own"]) this.words.mark(kind, (place) => this.sourceOf(place)?.kind === kind);
     this.words.mark("joins", (place) => starts.has(place) && inSpan.has(place - 1));
     this.words.mark("voted", (place) => !inSpan.has(place) && strong(this.tokens[place]).length > 0);
     if (this.figures.tokens) this.#showFigures();

@@ -2,6 +2,7 @@
 
 import { get, isAbort } from "./api.js";
 import { button, el } from "./dom.js";
+import { titleOf } from "./origin.js";
 import { Characters, count } from "./text.js";
 import { world } from "./world.js";
 
@@ -37,23 +38,26 @@ export class Reader {
     this.root.replaceChildren(el("p", { class: "quiet" }, this.empty));
   }
 
-  // `place` { start, end }: characters of the document that are marked and brought into view.
+  // `place` { start, end }: characters of the document that are marked and brought into view. A document that is not of
+  // the store comes with its `kind` and `text`.
   async open(name, place = null, note = "") {
     this.asking?.abort();
     this.asking = new AbortController();
     this.name = name;
     const size = el("p", { class: "quiet" }, note);
     const body = el("div", { class: "document", tabindex: "0", role: "region", "aria-label": `Text of ${name}` }, "…");
-    const tools = el(
-      "div",
-      { class: "bar" },
+    const filters = [
       button("Look up only this", () => world.restrict("only", name)),
       button("Leave it out", () => world.restrict("exclude", name)),
-    );
-    this.root.replaceChildren(el("h3", { class: "document-name" }, name), size, tools, body);
+    ];
+    const tools = el("div", { class: "bar" }, ...(place?.kind === "own" ? [] : filters)); // own rows are not filtered
+    const title = el("h3", { class: "document-name" }, ...titleOf({ document: name, kind: place?.kind }));
+    this.root.replaceChildren(title, size, tools, body);
     try {
-      const { characters, tokens } = await fetched(name, this.asking.signal);
-      if (!note) size.textContent = count(tokens, "token");
+      const { characters, tokens } = place?.kind
+        ? { characters: new Characters(place.text) }
+        : await fetched(name, this.asking.signal);
+      if (!note && tokens !== undefined) size.textContent = count(tokens, "token");
       if (!place) {
         body.replaceChildren(characters.text);
         return;

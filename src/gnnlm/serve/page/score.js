@@ -19,7 +19,7 @@ export function startScore() {
     out.replaceChildren(el("p", { class: "quiet", role: "status" }, "Scoring…"));
     try {
       const text = byId("score-text").value;
-      const [found] = (await post("v1/score", { model: world.run, input: text, ...world.filter }, asking.signal)).data;
+      const [found] = (await post("v1/score", { model: world.run, input: text, ...world.reading }, asking.signal)).data;
       show(out, text, found);
       announce(`${count(found.tokens.length, "token")} scored.`);
     } catch (error) {

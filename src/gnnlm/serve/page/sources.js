@@ -1,6 +1,7 @@
 // The panel beside a text: the documents that support it, and the passage that was opened.
 
 import { el } from "./dom.js";
+import { titleOf } from "./origin.js";
 import { Reader } from "./reader.js";
 import { strong, supporters } from "./spans.js";
 import { count, nameOf, percent, spoken, usesShares } from "./text.js";
@@ -61,7 +62,7 @@ export class Sources {
       : `the word “${spoken(pane.tokens[place].text)}”`;
     this.reader.open(
       source.document,
-      source,
+      this.#opened(source),
       `${what}, ${percent(source.share)} of ${span ? "their" : "its"} probability`,
     );
     return true;
@@ -81,7 +82,8 @@ export class Sources {
     const act = () => {
       this.#mark(pressed ? null : one.name);
       this.show(this.pane);
-      if (!pressed) this.reader.open(one.name, this.#best(one), `supports ${count(one.words.size, "word")}`);
+      if (!pressed)
+        this.reader.open(one.name, this.#opened(this.#best(one)), `supports ${count(one.words.size, "word")}`);
     };
     const button = el(
       "button",
@@ -93,7 +95,7 @@ export class Sources {
         vars: { "--p": (one.words.size / words).toFixed(3) },
         on: { click: act },
       },
-      el("span", { class: "supporter-name" }, one.name),
+      el("span", { class: "supporter-name" }, ...titleOf({ document: one.name, kind: one.best.kind })),
       el("span", { class: "figure" }, count(one.words.size, "word")),
     );
     return el("li", {}, button);
@@ -103,6 +105,11 @@ export class Sources {
   #best(one) {
     const spans = this.pane.spans.filter((span) => span.document === one.name);
     return spans.sort((a, b) => b.last - b.first - (a.last - a.first))[0] ?? one.best;
+  }
+
+  // A place with the text it is in, if that is the text itself.
+  #opened(source) {
+    return source.kind === "own" ? { ...source, text: this.pane.textBefore(this.pane.tokens.length) } : source;
   }
 
   #mark(name) {

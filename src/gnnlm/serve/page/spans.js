@@ -4,7 +4,7 @@
 export const SOURCES = 20;
 export const LEAST_SHARE = 0.05;
 
-// Spans { first, last, document, start, end, share }; no token is in two.
+// Spans { first, last, document, start, end, share }, and of whom (origin.js); no token is in two.
 export function spansOf(tokens) {
   const runs = runsOf(tokens).filter((run) => run.length > 1);
   runs.sort((a, b) => b.length - a.length || b.share - a.share || a.first - b.first);
@@ -14,7 +14,7 @@ export function spansOf(tokens) {
     const places = Array.from({ length: run.length }, (_, step) => run.first + step);
     if (places.some((place) => taken.has(place))) continue;
     places.forEach((place) => taken.add(place));
-    const { document, start } = run.rows[0];
+    const { document, start, kind, text } = run.rows[0];
     const { end } = run.rows.at(-1);
     spans.push({
       first: run.first,
@@ -22,6 +22,8 @@ export function spansOf(tokens) {
       document,
       start,
       end,
+      kind,
+      text,
       share: run.share / run.length,
     });
   }

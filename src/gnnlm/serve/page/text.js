@@ -52,6 +52,12 @@ export function percent(share) {
 
 export const number = (value) => value.toLocaleString("en");
 export const signed = (value, digits = 2) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
+export const bytes = (value) =>
+  value < 1000
+    ? count(value, "byte")
+    : value < 1e6
+      ? `${(value / 1e3).toFixed(1)} kB`
+      : `${(value / 1e6).toFixed(1)} MB`;
 export const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
 
 export const NAMES = { base: "base", knn: "kNN", gnn: "GNN", gnn_knn: "GNN+kNN" };

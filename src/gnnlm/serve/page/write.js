@@ -149,6 +149,8 @@ function legend(predictors = ["knn"]) {
     ...steps,
     " from the book; ",
     el("span", { class: "sample copied" }, "copied passage"),
+    ...(world.attached.length ? [", ", el("span", { class: "sample copied attached" }, "from what you attached")] : []),
+    ...(world.ownPast ? [", ", el("span", { class: "sample copied own" }, "from this text itself")] : []),
     ", ",
     el("span", { class: "sample voted" }, "single word with a source"),
   );

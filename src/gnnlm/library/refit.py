@@ -1,0 +1,155 @@
+"""Fitting the mix, the index or the graph network again with the store as a generation serves it.
+
+The stages' own functions build the artifacts, from the generation's store in place of the run's (`RunAt`), in a folder
+of their own: `refitted/0004/tune`, and `refitted/0004/segments/0002/index` for the part of the generation's third
+segment. The stages themselves stay as they are.
+
+Everything starts from nothing. So what comes out depends on the served store alone, as if a run had been built of it,
+and nothing of a removed document is left in it; the old weights would carry what they remember along. Documents that
+share text with valid or test take no part where something is measured or chosen on valid.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gnnlm.artifact import REFITTED, Artifact, Draft, read_manifest, state_of
+from gnnlm.artifact.place import settle
+from gnnlm.errors import ArtifactError, ConfigError
+from gnnlm.generation import Generation, Refitted, Segment
+from gnnlm.progress import say
+from gnnlm.retrieval.choice import choose_index
+from gnnlm.run import Run
+from gnnlm.run.at import RunAt
+from gnnlm.run.serving import segment_kinds, without_overlap
+from gnnlm.run.shards import ancestors
+
+STEPS = {"mix": ("search", "tune"), "index": ("index",), "gnn": ("search", "train", "cache", "tune")}
+SEARCHED = {"mix": ("valid",), "index": (), "gnn": ("train", "valid")}  # the splits that each needs neighbours of
+NOT_SERVED = "search"  # it is made on the way
+
+
+def folder_of(run: Run, now: Generation) -> Path:
+    """Where a refit of this generation is made."""
+    return run.root / REFITTED / f"{now.number + 1:04d}"
+
+
+def refitted(run: Run, now: Generation, part: str) -> Generation:
+    """The generation with a part fitted again, not committed; as it is, if the part was fitted with this very store."""
+    check_part(run, now, part)
+    base = Run(run.config, reading=True)  # built in this process, whatever holds the segments that are served
+    if all(_is_fitted(base, now, stage) for stage in STEPS[part] if stage != NOT_SERVED):
+        say(f"refit {part}: it was fitted with what is served now, and is left as it is")
+        return now
+    made = now
+    for stage in STEPS[part]:
+        if stage in base.stages:
+            made = _fitted(base, made, stage, folder_of(run, now), SEARCHED[part])
+    if part == "gnn":
+        made = replace(made, segments=tuple(replace(one, unseen=one.overlapping) for one in made.segments))
+    return replace(made, refitted={name: one for name, one in made.refitted.items() if name != NOT_SERVED})
+
+
+def check_part(run: Run, now: Generation, part: str) -> None:
+    """Refuse a refit that makes no sense."""
+    if part not in STEPS:
+        raise ConfigError(f"expected one of the parts {', '.join(STEPS)} to refit (got {part!r})")
+    if not now.number:
+        raise ConfigError(
+            f"{run.root} serves what it was built with, so there is nothing to refit; to train it in another way, "
+            f"change its config and build it again: gnnlm run {shlex.quote(str(run.root))} --rebuild"
+        )
+    if part == "index":
+        _check_index(run, now)
+    if part == "gnn":
+        _check_gnn(run)
+
+
+def _check_index(run: Run, now: Generation) -> None:
+    kind, width = RunAt(run, now).artifact("index").facts["kind"], int(run.artifact("encode").facts["width"])
+    chosen = choose_index(run.config.index, now.rows, width)
+    if kind == chosen.kind == "exact":
+        raise ConfigError(f"{run.root} is searched exactly ({chosen.why}); there is no index to fit")
+
+
+def _check_gnn(run: Run) -> None:
+    from gnnlm.train.processes import here
+
+    if "train" not in run.stages:
+        raise ConfigError(f"{run.root} has no graph network to fit (gnn.layers is 0); refit its mix, with --part mix")
+    if run.parts.has_unread:
+        raise ConfigError(
+            f"the base model of {run.root} was trained on its text, and its network on states from before that, which "
+            "are there for the run as it was built alone; build another run from the text"
+        )
+    if here().count > 1:
+        raise ConfigError(f"a refit trains in one process (got {here().count}); start it without a launcher")
+
+
+def _fitted(base: Run, now: Generation, stage: str, folder: Path, splits: tuple[str, ...]) -> Generation:
+    """The generation with what one stage builds from it, made now or found finished."""
+    at = RunAt(base, _read_by(base, now, stage), splits)
+    path, inputs = folder / at.stages[stage].folder, _inputs(at, stage)
+    settle(path)
+    if state_of(path, inputs) == "done":
+        artifact = Artifact.open(path)
+    else:
+        with Draft(path, stage, inputs, rebuild=True, made_with={"threads": base.engine.threads}) as draft:
+            if draft.resumed:
+                say(f"{stage}: resuming where it was interrupted")
+            artifact = at.stages[stage].build(at, draft)
+    own = Refitted(str(path.relative_to(base.root)), artifact.fingerprint)
+    segments, kind = now.segments, at.stages[stage].part
+    if kind:
+        parts = artifact.parts or [None] * len(segments)
+        segments = tuple(_with(base, one, kind, part) for one, part in zip(segments, parts, strict=True))
+    return replace(now, segments=segments, refitted={**now.refitted, stage: own})
+
+
+def _with(run: Run, segment: Segment, kind: str, part: Artifact | None) -> Segment:
+    """A segment with another part of a kind, or with none."""
+    parts = {name: found for name, found in segment.parts.items() if name != kind}
+    places = {name: path for name, path in segment.places.items() if name != kind}
+    if part is not None:
+        parts[kind], places[kind] = part.fingerprint, str(part.path.relative_to(run.root))
+    return replace(segment, parts=parts, places=places)
+
+
+def _read_by(run: Run, now: Generation, stage: str) -> Generation:
+    """The generation as a stage may read it. All that is served is indexed; the rest has to do with valid."""
+    return now if stage == "index" else without_overlap(run, now)
+
+
+def _inputs(at: RunAt, stage: str) -> dict[str, Any]:
+    """What determines a refit: the stage's config, and the trained parts and the documents that it reads."""
+    before = [name for name in ancestors(at, stage) if name != NOT_SERVED]  # which the others determine
+    kinds = [kind for name, kind in segment_kinds(at).items() if name in before]
+    config = read_manifest(at.path(stage))["inputs"]
+    return {
+        **{name: value for name, value in config.items() if not name.startswith("artifact ")},
+        **{f"artifact {name}": at.artifact(name).fingerprint for name in before},
+        "served": [
+            {"removed": list(one.removed), **{kind: one.parts[kind] for kind in kinds if kind in one.parts}}
+            for one in at.generation.segments
+        ],
+    }
+
+
+def _is_fitted(run: Run, now: Generation, stage: str) -> bool:
+    """Whether what the generation serves for a stage was fitted with its own store, and is whole."""
+    if stage not in run.stages:
+        return True
+    at = RunAt(run, _read_by(run, now, stage))
+    return stage in now.refitted and at.artifact(stage).inputs == _inputs(at, stage) and _is_whole(at, stage)
+
+
+def _is_whole(at: RunAt, stage: str) -> bool:
+    """Whether every byte of what is served for a stage is as it was made: the doctor sends damage here."""
+    try:
+        at.parts.artifact(stage).verify(trust=False)
+    except ArtifactError:
+        return False
+    return True
