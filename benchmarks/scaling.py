@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py --write     # the tables of docs/scaling.md and of benchmarks/results.md, anew
 
-Measured on one machine, in more than four minutes, on made-up keys and text: what a token costs to read, what a
+Measured on one machine, in about half a minute, on made-up keys and text: what a token costs to read, what a
 row costs to compare, what a neighbour costs to find, what merging the results of nodes costs. The rest is arithmetic.
 """
 
@@ -26,7 +26,7 @@ from gnnlm.retrieval.timing import timed
 from gnnlm.run import Run
 from gnnlm.run.calibrate import measured_rates
 from gnnlm.run.plan import Need, index_shape, plan
-from gnnlm.run.rates import Rates
+from gnnlm.run.rates import Rates, slow_settings
 from gnnlm.run.sizes import Amount, Description, describe
 from gnnlm.run.speed import Speed
 
@@ -149,15 +149,18 @@ def main() -> None:
         torch.set_num_threads(1)
         timing.clock = time.process_time
     cores = torch.get_num_threads()
-    run = Run(load_config(given.config))
+    speed = Speed.measured()
+    slow = slow_settings(load_config(given.config), speed, ("encode", "train"))  # without instructions for bfloat16
+    run = Run(load_config(given.config, [words.rpartition(" ")[2] for words in slow]))
     about = describe(run)
-    here = measured_rates(run, about, Speed.measured(run.config.lm.device), learning=False)
+    here = measured_rates(run, about, speed, learning=False)
     rates = here.on(given.cores / cores)
     merging = {nodes: merge_seconds(nodes, run.config.search.k) * cores / given.cores for nodes in NODES}
     stages = plan_table(run.config, about, rates)
     simulated = [simulate(run.config, about.width, rates, merging, size, n) for size in SIZES for n in NODES]
+    note = " ".join([*(f"Planned with `{words.rpartition(' ')[2]}`." for words in slow), given.note])
     measured = [
-        f"Measured on {machine()}; scaled from {cores} core{'s' * (cores > 1)} to {given.cores}. {given.note}".rstrip(),
+        f"Measured on {machine()}; scaled from {cores} core{'s' * (cores > 1)} to {given.cores}. {note}".rstrip(),
         "",
         "| unit | seconds, one machine as measured |",
         "|---|--:|",

@@ -18,7 +18,7 @@ from gnnlm.progress import human_time
 from gnnlm.run import Run
 from gnnlm.run.calibrate import measured_rates
 from gnnlm.run.plan import Need, plan, table_of
-from gnnlm.run.rates import rates_by_size
+from gnnlm.run.rates import rates_by_size, slow_settings
 from gnnlm.run.sizes import Amount, Description, amounts, describe, done_stages
 from gnnlm.run.speed import Speed, matrix_speed
 from tests.cli import error_line, gnnlm
@@ -100,7 +100,27 @@ def test_plan_of_wikitext103() -> None:
     slower = by_size(run.config, about, text, dataclasses.replace(GPU, fp32=1e13))
     assert slower["encode"].seconds == pytest.approx(10 * needs["encode"].seconds)
     assert slower["search"].seconds == needs["search"].seconds  # FAISS stays on the processor
-    assert matrix_speed("cpu", "bfloat16", 0.01) > 1e8
+    assert matrix_speed("cpu", "bfloat16", 0.01) > 1e7
+
+
+def test_a_precision_that_is_slow_here_is_named() -> None:
+    run = Run(load_config(CONFIGS / "wikitext103.yaml"))
+    emulated = dataclasses.replace(HERE, bf16=HERE.fp32 / 80)
+    assert slow_settings(run.config, emulated, ("lm", "encode", "train")) == [
+        f"{name}=bf16 is about 80 times slower than fp32 on this machine: --set {name}=fp32"
+        for name in ("lm.train.precision", "train.precision")
+    ]
+    assert not slow_settings(run.config, emulated, ("encode", "search"))
+    assert not slow_settings(run.config, HERE, ("lm", "encode", "train"))
+
+
+def test_work_that_would_take_too_long_is_not_tried(tiny_run: Run) -> None:
+    """A plan measures for seconds, on any machine: where sixteen tokens take longer, the estimate from sizes stands."""
+    about, crawling = describe(tiny_run), Speed(1.0, 1.0, 1.0)
+    found, expected = measured_rates(tiny_run, about, crawling), rates_by_size(tiny_run.config, about, crawling)
+    for name in ("read", "train", "score", "row"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert found.neighbour > 0  # of the search, whose made-up keys are few
 
 
 def test_plan_by_hand() -> None:

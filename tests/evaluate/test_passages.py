@@ -239,8 +239,6 @@ def test_rows_of_the_report(compared: Run, tiny_run: Run) -> None:
         sure = compared.parts.head.confidence(states[real])
         mixed = mix_log_probs(scores, knn, mix.weight_of(mix.evidence(tokens, near.similarity, offsets[real], sure)))
         assert expected == pytest.approx(np.exp(-mixed.double().mean().item()), rel=1e-4)
-    slower = found.rows["base"].tokens_per_second / found.rows["passages"].tokens_per_second
-    assert slower > 1
     assert found.rows["passages"].tokens_per_second < 900 / facts["seconds"]
     assert found.rows["passages_knn"].ppl != found.rows["passages"].ppl
     assert read_report(artifact) == report

@@ -67,7 +67,7 @@ class Visit:
         self.address, self.urls, self.complaints = address, list[str](), list[str]()
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         self.page = self.context.new_page()
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(120_000)
         self.page.on("request", lambda request: self.urls.append(request.url))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", self._heard)
@@ -111,7 +111,7 @@ def begin(page: Any, prompt: str, tokens: int, predictor: str = "knn", temperatu
     page.click("#go")
 
 
-def until(page: Any, expression: str, seconds: float = 30) -> None:
+def until(page: Any, expression: str, seconds: float = 120) -> None:
     """Wait until an expression is true; Playwright's own way evaluates strings, which the page's policy forbids."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):

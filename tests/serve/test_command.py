@@ -39,7 +39,7 @@ def test_it_serves_drains_and_ends(tiny_run: Run, tmp_path: Path) -> None:
         while "gnnlm_active_texts 1.0" not in client.get("/metrics").text:
             time.sleep(0.02)
         server.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while client.get("/readyz").status_code == 200:
             assert time.monotonic() < deadline
         refused = client.post("/v1/completions", json={**BODY, "max_tokens": 3})
@@ -65,7 +65,7 @@ def test_grace_ends(tiny_run: Run) -> None:
             last = [line for line in lines if line][-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
         finished(server)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
 
 
 def test_what_it_does_not_start_with(tiny_run: Run, tmp_path: Path) -> None:

@@ -241,11 +241,11 @@ def test_requests_take_turns(serve: Serving) -> None:
 
 def test_time_is_limited(serve: Serving) -> None:
     """What was written in time is the answer; a request that did not begin is an error."""
-    with serve(limits=Limits(batch=1, max_seconds=0.7, max_tokens=100_000)) as (address, _):
+    with serve(limits=Limits(batch=1, max_seconds=2, max_tokens=100_000)) as (address, _):
         began = time.monotonic()
         body = {**LONG, "max_tokens": 100_000}
         got = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 50
         assert got["choices"][0]["finish_reason"] == "length"
         assert 0 < got["usage"]["completion_tokens"] < 100_000
         two = httpx.post(f"{address}/v1/completions", json={**body, "prompt": ["a", "b"]}, timeout=60)
@@ -258,11 +258,12 @@ def test_clients_that_go_away_are_forgotten(serve: Serving, stream: bool) -> Non
         body = {**LONG, "max_tokens": 1_000_000, "stream": stream}
         if stream:
             with httpx.stream("POST", f"{address}/v1/completions", json=body) as answer:
-                next(answer.iter_lines())
+                lines = answer.iter_lines()  # held: an iterator that is collected closes the connection
+                next(lines)
                 assert not desk.worker.idle
         else:
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{address}/v1/completions", json=body, timeout=0.5)
+                httpx.post(f"{address}/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.5))
         until(lambda: desk.worker.idle)
         assert "gnnlm_cancelled_requests_total 1.0" in httpx.get(f"{address}/metrics").text
 
@@ -344,7 +345,7 @@ def test_bad_limits() -> None:
     assert SMALL.batch == 6
 
 
-def until(condition: Any, seconds: float = 20) -> None:
+def until(condition: Any, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -66,6 +66,7 @@ def plan(
     from gnnlm.run.machine import Machine
     from gnnlm.run.plan import plan as make_plan
     from gnnlm.run.plan import table_of
+    from gnnlm.run.rates import slow_settings
     from gnnlm.run.sizes import describe, done_stages
     from gnnlm.run.speed import Speed
 
@@ -78,11 +79,13 @@ def plan(
     text, about = _amounts(made, None if tokens is None else parse_count(tokens, "--tokens")), describe(made)
     say("plan: measuring this machine")
     done = {} if tokens is not None else done_stages(made)
-    rates = measured_rates(made, about, Speed.measured(made.config.lm.device), learning="lm" not in done)
+    speed = Speed.measured(made.config.lm.device)
+    rates = measured_rates(made, about, speed, learning="lm" not in done)
     here = torch.get_num_threads()  # those that were measured
     rates = rates if cores is None else rates.on(cores / here)
     needs = make_plan(made.config, about, text, rates)
     left = remaining(needs, made) if tokens is None else needs
+    slow = slow_settings(made.config, speed, left)
     lacks = problems(made.config, about, text, left, machine) if left else []
     whole = table_of(needs, done)
     title = (
@@ -100,10 +103,13 @@ def plan(
     out.print(table)
     for words in lacks:
         warn(f"this run does not fit: {words}")
+    for words in slow:
+        warn(words)
     if as_json:
         measured = {**vars(rates), "train": {str(k): value for k, value in rates.train.items()}}
         exact = table_of(needs, done, exact=True)
-        print(json.dumps({**exact, "cores": cores or here, "rates": measured, "fits": not lacks, "problems": lacks}))
+        found = {"fits": not lacks, "problems": lacks, "slow": slow}
+        print(json.dumps({**exact, "cores": cores or here, "rates": measured, **found}))
 
 
 def _amounts(made: Run, tokens: int | None) -> dict[str, Amount]:

@@ -78,6 +78,8 @@ def time_inverted(width: int, k: int, code: str) -> SearchCosts:
     if isinstance(inner, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan):
         inner.pq.cp.niter = 1
         inner.pq.cp.min_points_per_centroid = 1
+    if isinstance(inner, faiss.IndexIVFPQ):
+        inner.do_polysemous_training = False
     made.train(keys[: ROWS // 2])
     made.add(keys)
     index = FaissIndex(made, keys, Rows(torch.tensor([0, ROWS + 1])), "l2")

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from gnnlm.run.run import Run
 
 A_TRIAL = 1.0  # seconds that one call may take, by the estimate from sizes; work that would take longer is cut short
+LEAST = 16  # tokens of a call
+TOO_LONG = 5.0  # seconds: where the least work would take longer, the estimate from sizes stands
 PLAIN = 1e-2  # seconds of `_plain_python` where the plan's fixed costs were measured
 LARGEST = 4e8  # parameters of an untrained model that is built only to be measured
 
@@ -48,10 +50,11 @@ def measured_rates(run: Run, about: Description, speed: Speed, learning: bool = 
         rates = replace(rates, read=_read_seconds(lm, config, rates))
         if config.lm.is_trained and learning:
             rates = _learning(lm, config, rates)
-    exact = time_exact(about.width, config.search.k, run.parts.device)
-    rates = replace(rates, compare=exact.row, neighbour=exact.neighbour)
     shape = index_shape(config.index, _rows(run), about.width)
-    if shape is not None:
+    if shape is None:
+        exact = time_exact(about.width, config.search.k, run.parts.device)
+        rates = replace(rates, compare=exact.row, neighbour=exact.neighbour)
+    else:  # keys are compared with clusters in large products, whose speed is known
         lists = time_inverted(shape.width, config.search.k, shape.timed)
         rates = replace(rates, scan=lists.row, neighbour=lists.neighbour)
     return _network(run, about, rates, getattr(lm, "head", None)) if config.gnn.layers else rates
@@ -99,12 +102,14 @@ def _model(run: Run, about: Description) -> Any:
 
 def _text(vocabulary: int, tokens: int, window: int, a_token: float) -> Tensor:
     """Made-up tokens in windows, [B, T]; fewer where they would take too long."""
-    tokens = int(min(tokens, max(32, A_TRIAL / a_token)))
+    tokens = int(min(tokens, max(LEAST, A_TRIAL / a_token)))
     window = min(window, tokens)
     return torch.randint(vocabulary, (max(1, tokens // window), window))
 
 
 def _read_seconds(lm: Any, config: Config, rates: Rates) -> float:
+    if LEAST * rates.read > TOO_LONG:
+        return rates.read
     text_BT = _text(lm.vocab_size, config.lm.batch_tokens, config.lm.window, rates.read)
     return timed(lambda: lm.encode(text_BT).cpu().numpy()) / text_BT.numel()
 
@@ -114,6 +119,8 @@ def _learning(lm: Any, config: Config, rates: Rates) -> Rates:
     fit = config.lm.train if config.lm.model == SCRATCH else config.lm.finetune
     losses: Losses = native_losses if config.lm.model == SCRATCH else hf_losses
     model: torch.nn.Module = lm.model
+    if LEAST * rates.learn > TOO_LONG:
+        return rates
     trained = [p for p in model.parameters() if p.is_floating_point()]
     text_BT = _text(lm.vocab_size, fit.batch_tokens, fit.block, rates.learn).to(trained[0].device)
 
@@ -158,7 +165,9 @@ def _network(run: Run, about: Description, rates: Rates, head: Head | None) -> R
         optimizer.zero_grad(set_to_none=True)
 
     def a_token(work: Any, tokens: int, block: int, k: int, guess: float) -> float:
-        tokens = int(min(tokens, max(16, A_TRIAL / guess)))
+        if LEAST * guess > TOO_LONG:
+            return guess
+        tokens = int(min(tokens, max(LEAST, A_TRIAL / guess)))
         block = min(block, tokens)
 
         def once() -> None:
@@ -174,9 +183,12 @@ def _network(run: Run, about: Description, rates: Rates, head: Head | None) -> R
     block, k = config.eval.block, config.eval.graph_k or config.search.graph_k
     with torch.inference_mode():
         score = a_token(losses, block, block, k, rates.score)
-        rows = made_up_graph(1, 64, 16, about.width, options.window).to(device)
+        rates = replace(rates, train=trained, score=score)
+        if 64 * LEAST * rates.row > TOO_LONG:
+            return rates
+        rows = made_up_graph(1, 64, LEAST, about.width, options.window).to(device)
         row = timed(lambda: list(model.sources(rows))) / len(rows.windows.rows_U)
-    return replace(rates, train=trained, score=score, row=row)
+    return replace(rates, row=row)
 
 
 def made_up_graph(batch: int, block: int, k: int, width: int, window: int) -> Graph:

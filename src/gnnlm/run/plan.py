@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 CORPUS_RATE = 1e5  # tokens read, split and compared in a second, by one core
 FIGURES = 2.0  # seconds that the report's figures and intervals take
 CODE_RATE = 2e4  # rows compressed in a second
-TRAINED_STEPS = 25  # rounds of k-means
+TRAINED_STEPS, CLUSTER_STEPS = 25, 10  # FAISS's rounds of k-means: for codes, and for the clusters of an index
+CODED = 4 * LEVELS  # a row is compared with all levels of its code, part by part: less well than whole keys
+CODE_ROWS = 65_536  # FAISS learns the codes of an index from at most so many rows
 LISTS_SCORES = 3e8  # memory for the scores of a batch of queries
 PROCESS = 6e8  # memory that Python, torch and FAISS need themselves, in bytes
 
@@ -60,9 +62,13 @@ def plan(config: Config, about: Description, text: dict[str, Amount], rates: Rat
 def _codec_need(config: Config, about: Description, rows: int, rates: Rates) -> Need:
     check_bytes(about.width, config.codec.bytes, "codec.bytes")
     sample = min(rows, config.codec.train_rows)
-    rounds = TRAINED_STEPS * LEVELS + OPQ_ROUNDS * (4 * LEVELS + about.width)  # comparisons of a row: codes, rotations
-    seconds = sample * rounds * rates.compare + rows * rates.pace / CODE_RATE
+    seconds = sample * _learning_codes(about.width) * rates.compare + rows * rates.pace / CODE_RATE
     return Need(rows * config.codec.bytes, 4.0 * config.codec.train_rows * about.width, seconds)
+
+
+def _learning_codes(width: int, rotated: bool = True) -> float:
+    """Comparisons of whole keys for each row that product codes are learned from, with or without a rotation."""
+    return TRAINED_STEPS * LEVELS + (OPQ_ROUNDS * (4.0 * LEVELS + width) if rotated else 0.0)
 
 
 def _lm_need(config: Config, about: Description, text: dict[str, Amount], rates: Rates) -> Need:
@@ -169,7 +175,9 @@ def _index_need(config: Config, rows: int, width: int, rates: Rates) -> Need:
         return Need(0.0, 0.0, rows / 1e6)  # nothing is built: the keys are the states
     size = rows * (shape.code + 8.0) + 4.0 * shape.clusters * shape.width
     sample = training_rows(shape.clusters, rows)
-    compared = TRAINED_STEPS * shape.clusters * sample + shape.found * rows  # trained, then each row is assigned
+    compared = CLUSTER_STEPS * shape.clusters * sample + shape.found * rows  # trained, then each row is assigned
+    if shape.factory.startswith("PQ"):
+        compared += min(sample, CODE_ROWS) * _learning_codes(width, config.index.kind == "paper") + rows * CODED
     part = size * min(1.0, config.store.segment_tokens / max(1, rows))  # the part of one segment is built at a time
     return Need(size, part + 4.0 * sample * width, compared * rates.compare)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from gnnlm.run.speed import EFFICIENCY, Speed
 if TYPE_CHECKING:
     from gnnlm.run.sizes import Description
 
+SLOW = 2.0  # so many times slower is worth a word
 DISTINCT = 0.7  # share of the retrieved rows of a batch that are distinct
 
 
@@ -67,6 +68,20 @@ class NetworkCost:
 
     def at(self, k: int, cached: bool = False) -> float:
         return self.token + k * (self.edge + (0.0 if cached else DISTINCT * self.updates))
+
+
+def slow_settings(config: Config, speed: Speed, stages: Collection[str]) -> list[str]:
+    """Settings of these stages that ask for bfloat16 where fp32 is much faster, each with that value."""
+    training = "lm.train.precision" if config.lm.model == SCRATCH else "lm.finetune.precision"
+    lm = config.lm.train if config.lm.model == SCRATCH else config.lm.finetune
+    asked = {"lm": (training, lm.precision), "encode": ("lm.dtype", config.lm.dtype)}
+    asked["train"] = ("train.precision", config.train.precision)
+    ratio = speed.fp32 / speed.bf16
+    return [
+        f"{name}=bf16 is about {ratio:.0f} times slower than fp32 on this machine: --set {name}=fp32"
+        for stage, (name, value) in asked.items()
+        if stage in stages and value == "bf16" and ratio > SLOW
+    ]
 
 
 def rates_by_size(config: Config, about: Description, speed: Speed) -> Rates:
