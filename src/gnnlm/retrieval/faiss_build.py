@@ -131,8 +131,8 @@ def train_index(keys: Array, rows: Rows | SomeRows, config: IndexConfig, seed: i
     if ivf is not None:
         ivf.cp.seed = seed + 1
         ivf.cp.min_points_per_centroid = 1
-        coded = faiss.downcast_index(ivf)
-        if isinstance(coded, faiss.IndexIVFPQ):
+        coded: Any = faiss.downcast_index(ivf)
+        if hasattr(coded, "do_polysemous_training"):
             coded.do_polysemous_training = False  # orders codes for Hamming distances, which nothing here computes
     for transform in _transforms(index):
         if isinstance(transform, faiss.OPQMatrix):

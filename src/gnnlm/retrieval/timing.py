@@ -78,7 +78,7 @@ def time_inverted(width: int, k: int, code: str) -> SearchCosts:
     if isinstance(inner, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan):
         inner.pq.cp.niter = 1
         inner.pq.cp.min_points_per_centroid = 1
-    if isinstance(inner, faiss.IndexIVFPQ):
+    if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False
     made.train(keys[: ROWS // 2])
     made.add(keys)
