@@ -6,8 +6,9 @@ The rows are the train states of the runs (or .npy files of states), the queries
 rows are asked for than there are, they are inflated (`inflated` says how). Each index is built in one process and
 searched in another, so that its memory is its own: what the searching process holds beyond the imports, maps of files
 left out. Recall is measured against exact search. `paper, scanned by FAISS` is the paper's index as FAISS searches it,
-`paper` the same index searched list by list, `auto` what index.kind: auto chooses, and `auto, paper's memory` what it
-chooses when it may hold no more than the paper's does.
+`paper` the same index searched list by list, `auto` what index.kind: auto chooses, `auto, paper's memory` what it
+chooses when it may hold as much as the process with the paper's index does (its codes, and tables of distances that FAISS
+computes beforehand), and `auto, paper's bytes` when a row may take no more than its code there.
 
 With --work, everything that was made stays in that directory: the rows, an index of each kind, the figures of each
 case. So the table can be made in pieces (`--rows`, `--index`), an interrupted one goes on, and --all shows what all
@@ -45,7 +46,9 @@ from gnnlm.retrieval.index import Index, Rows, keys_of
 from gnnlm.retrieval.recall import nearest, recall_from
 
 SCANNED = ", scanned by FAISS"  # beside a case: not list by list, but as FAISS searches
-CASES = ("exact", f"paper{SCANNED}", "paper", "auto", "auto, paper's memory", "ivf", "fast-scan", "PQ", "RaBitQ")
+PAPER = f"paper{SCANNED}"
+IN_MEMORY, IN_BYTES = "auto, paper's memory", "auto, paper's bytes"
+CASES = ("exact", PAPER, "paper", "auto", IN_MEMORY, IN_BYTES, "ivf", "fast-scan", "PQ", "RaBitQ")
 CHECKED = 128  # queries whose recall is measured
 NEAR, BLOCK = 8, 16_384  # near rows to mix with, looked for among so many
 SEED = 0
@@ -113,8 +116,8 @@ def mixtures(some: torch.Tensor, near: Any, rng: np.random.Generator) -> torch.T
     return (1 - t) * a + t * b + lost * torch.nn.functional.normalize(c - d, dim=1)
 
 
-def config_of(case: str, rows: int, width: int, code: int, probes: int) -> IndexConfig:
-    """The index of a case; `code` is the bytes of a key under `paper`."""
+def config_of(case: str, rows: int, width: int, code: int, probes: int, paper_mb: float) -> IndexConfig:
+    """The index of a case; `code` is the bytes of a key under `paper`, `paper_mb` what its process holds."""
     cells = f"IVF{max(1, min(int(2 * math.sqrt(rows)), rows // 39))}"
     kinds = {
         "fast-scan": f"PCA{min(width, 2 * code)},{cells},PQ{code}x4fs" if width < 2 * code else
@@ -123,8 +126,8 @@ def config_of(case: str, rows: int, width: int, code: int, probes: int) -> Index
         "RaBitQ": f"{cells},RaBitQ",
     }  # fmt: skip
     given: dict[str, Any] = {"kind": kinds.get(case, case.split(",")[0] if case.startswith("auto") else case)}
-    if case == "auto, paper's memory":
-        given["memory_gb"] = rows * (code + BESIDE_A_CODE) / 1e9
+    if case in (IN_MEMORY, IN_BYTES):
+        given["memory_gb"] = paper_mb * 2**20 / 1e9 if case == IN_MEMORY else rows * (code + BESIDE_A_CODE) / 1e9
     return resolved(IndexConfig(**given, bytes=code, probes=probes), rows, width)
 
 
@@ -198,8 +201,9 @@ def child(given: dict[str, Any]) -> dict[str, Any]:
 
 def case_of(work: Path, rows: int, width: int, case: str, given: argparse.Namespace) -> dict[str, Any]:
     """One index over the first rows in a directory; what is there already is not made again."""
-    config = config_of(case.removesuffix(SCANNED), rows, width, given.bytes, given.probes)
     folder = work / str(rows)
+    beside = case_of(work, rows, width, PAPER, given)["memory_mb"] if case == IN_MEMORY else 0.0
+    config = config_of(case.removesuffix(SCANNED), rows, width, given.bytes, given.probes, beside)
     index, scanned = folder / f"{named(config.kind)}.faiss", case.endswith(SCANNED)
     result = folder / f"{named(case)}.json"
     if not result.exists():
