@@ -7,8 +7,8 @@ rows are asked for than there are, they are inflated (`inflated` says how). Each
 searched in another, so that its memory is its own: what the searching process holds beyond the imports, maps of files
 left out. Recall is measured against exact search. `paper, scanned by FAISS` is the paper's index as FAISS searches it,
 `paper` the same index searched list by list, `auto` what index.kind: auto chooses, `auto, paper's memory` what it
-chooses when it may hold as much as the process with the paper's index does (its codes, and tables of distances that FAISS
-computes beforehand), and `auto, paper's bytes` when a row may take no more than its code there.
+chooses when it may hold as much as the process with the paper's index does (its codes, and tables of distances that
+FAISS computes beforehand), and `auto, paper's bytes` when a row may take no more than its code there.
 
 With --work, everything that was made stays in that directory: the rows, an index of each kind, the figures of each
 case. So the table can be made in pieces (`--rows`, `--index`), an interrupted one goes on, and --all shows what all

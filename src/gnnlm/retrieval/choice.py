@@ -15,7 +15,22 @@ from gnnlm.config.retrieval import ROWS_PER_CLUSTER
 
 EXACT_ROWS = 65_536  # exact search of so many rows takes about two milliseconds of a core, and finds everything
 MANY_CLUSTERS = 65_536  # beyond this, the clusters themselves are searched through an HNSW graph
-CODE_BYTES = (128, 96, 64, 48, 32, 24, 16)  # sizes of a code that `auto` tries, largest first
+CODE_BYTES = (
+    1024,
+    768,
+    512,
+    384,
+    256,
+    192,
+    128,
+    96,
+    64,
+    48,
+    32,
+    24,
+    16,
+)  # codes that `auto` tries, largest first
+FEW_VALUES = 3  # where a code has less than 1/3 byte for each value of a key, twice the values of 4 bits find more
 BESIDE_A_CODE = 12  # bytes of a row beside its code: FAISS's id, and its position
 
 
@@ -34,6 +49,8 @@ def choose_index(config: IndexConfig, rows: int, width: int) -> Choice:
     ('exact', 'ivf')
     >>> choose_index(IndexConfig(kind="auto"), 300_000, 576).kind
     'IVF1095,SQfp16'
+    >>> choose_index(IndexConfig(kind="auto", memory_gb=0.2), 300_000, 576).kind
+    'IVF1095,SQ8'
     >>> choose_index(IndexConfig(kind="auto", memory_gb=0.04), 300_000, 576).kind
     'PCA192,IVF1095,SQ4'
     """
@@ -46,11 +63,20 @@ def choose_index(config: IndexConfig, rows: int, width: int) -> Choice:
     cells = _cells(config.clusters or int(2 * math.sqrt(rows)), rows)
     if whole <= budget:
         return Choice(f"{cells},SQfp16", f"{rows:,} whole keys take {human_bytes(whole)}, which fits into {limit}")
-    fitting = [size for size in CODE_BYTES if size * 2 <= width and rows * (size + BESIDE_A_CODE) <= budget]
-    code = fitting[0] if fitting else min(CODE_BYTES[-1], max(1, width // 2))
+    sizes = [width, *(size for size in CODE_BYTES if size < width)]
+    fitting = [size for size in sizes if rows * (size + BESIDE_A_CODE) <= budget]
+    code = fitting[0] if fitting else min(sizes[-1], max(1, width // 2))
     room = f"codes of {code} bytes " + ("fit" if fitting else "are the smallest")
     why = f"{rows:,} whole keys take {human_bytes(whole)}, more than {limit}; {room}"
-    return Choice(f"PCA{2 * code},{cells},SQ4", why)
+    return Choice(_coded(code, width, cells), why)
+
+
+def _coded(code: int, width: int, cells: str) -> str:
+    """Keys in so many bytes: 8 bits of all values, 8 of some, or 4 of twice as many."""
+    if code >= width:
+        return f"{cells},SQ8"
+    few = FEW_VALUES * code <= width
+    return f"PCA{2 * code},{cells},SQ4" if few else f"PCA{code},{cells},SQ8"
 
 
 def resolved(config: IndexConfig, rows: int, width: int) -> IndexConfig:
