@@ -31,7 +31,7 @@ from gnnlm.artifact import (
 )
 from gnnlm.artifact.manifest import sealed
 from gnnlm.artifact.place import damage, link_artifact, remove_other_parts, settle
-from gnnlm.errors import ArtifactError
+from gnnlm.errors import ArtifactError, LimitError
 
 
 def build(path: Path, stop_after: int | None = None, inputs: dict[str, Any] | None = None, **options: Any) -> None:
@@ -627,7 +627,7 @@ def test_too_many_open_files_are_told(tmp_path: Path) -> None:
     free = [number for number in range(max(used) + 10) if number not in used]
     resource.setrlimit(resource.RLIMIT_NOFILE, (free[8], limits[1]))  # the limit is on the number, not on the count
     try:
-        with pytest.raises(ArtifactError, match=r"no more open files; allow more .* or build the run with larger seg"):
+        with pytest.raises(LimitError, match=r"no more open files; allow more .* or build the run with larger seg"):
             Artifact.open(tmp_path / "store")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

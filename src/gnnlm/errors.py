@@ -25,6 +25,14 @@ class ArtifactError(GnnlmError):
     """An artifact that is missing, stale, damaged or does not fit on the disk."""
 
 
+class VersionError(ArtifactError):
+    """An artifact that another version of gnnlm has made; nothing says that it is damaged."""
+
+
+class LimitError(GnnlmError):
+    """More of something than the machine allows this process, such as open files; nothing is damaged."""
+
+
 class EngineError(GnnlmError):
     """A cluster that cannot be reached, or whose nodes cannot do the work."""
 

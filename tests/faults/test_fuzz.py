@@ -24,7 +24,7 @@ from gnnlm.artifact import Artifact, fingerprint, state_of
 from gnnlm.artifact.place import damage, settle
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError
-from gnnlm.generation import Generation, Segment, commit, read_current
+from gnnlm.generation import Generation, Refitted, Segment, commit, read_current
 from tests.faults.fault import command
 from tests.faults.scenarios import World
 
@@ -235,8 +235,10 @@ def look_at(path: Path, inputs: dict[str, Any]) -> None:
 def test_records_of_generations(tmp_path: Path, seed: int, number: int) -> None:
     """One that is read has all that readers rely on; any other is refused by name."""
     chance = random.Random(f"{seed} record {number}")
-    segment = Segment("added/0001.0", {"text": "ab", "states": "cd"}, 3, 90, (1,), 30, {"t": (0, 2)}, (2,))
-    commit(tmp_path, Generation(1, (segment,), {"corpus": "ef"}, "2026", "add", 3, 1, frozenset({"12"})))
+    place = {"states": "refitted/0001/segments/0000/states"} if number % 2 else {}
+    segment = Segment("added/0001.0", {"text": "ab", "states": "cd"}, 3, 90, (1,), 30, {"t": (0, 2)}, (2,), place, (0,))
+    refits = {"tune": Refitted("refitted/0001/tune", "ab")} if number % 2 else {}
+    commit(tmp_path, Generation(1, (segment,), {"corpus": "ef"}, "2026", "add", 3, 1, frozenset({"12"}), refits))
     file = tmp_path / "generations" / "1.json"
     record = json.loads(file.read_text())
     if number % 3 == 0:
@@ -258,6 +260,9 @@ def test_records_of_generations(tmp_path: Path, seed: int, number: int) -> None:
         return
     assert found.documents + found.rows + len(json.dumps(found.as_json())) + len(found.summary()) > 0
     assert all(one.is_added or one.name.startswith("segments/") for one in found.segments)
+    own = [each.path for each in found.refitted.values()]
+    own += [path for one in found.segments for path in one.places.values()]
+    assert all(".." not in Path(path).parts and not Path(path).is_absolute() for path in own)
 
 
 # -- HTTP bodies -------------------------------------------------------------------------------------------------------

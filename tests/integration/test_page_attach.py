@@ -111,6 +111,13 @@ def test_attached_by_drop_and_paste_for_every_view(page: Any) -> None:
     box.get_by_role("button", name="Paste a text").focus()
     page.keyboard.press("Enter")
     page.keyboard.type("gal pomo")
+    box.get_by_role("button", name="Cancel").focus()
+    page.keyboard.press("Enter")
+    assert listed(page) == ["dropped.txt"]
+    box.get_by_role("button", name="Paste a text").focus()
+    page.keyboard.press("Enter")
+    box.locator("textarea").fill("gal pomo")
+    box.locator("textarea").focus()
     page.keyboard.press("Control+Enter")
     assert listed(page) == ["dropped.txt", "pasted text"]
     assert page.evaluate("document.activeElement.textContent") == "Paste a text"

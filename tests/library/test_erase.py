@@ -18,7 +18,9 @@ from gnnlm.errors import ArtifactError
 from gnnlm.generation import Holder
 from gnnlm.library.changes import Erased
 from gnnlm.library.library import Library
+from gnnlm.library.probes import Probes
 from gnnlm.run import Run
+from gnnlm.run.doctor import examine
 from tests.cli import error_line
 from tests.cli import gnnlm as command
 from tests.conftest import merge
@@ -255,6 +257,41 @@ def test_erasing_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.Mo
     assert len(gnnlm.open(root).documents) == 7
     erased(library)
     assert not holding(root, line)
+
+
+def test_erasing_that_was_interrupted_before_its_search_is_noticed_and_searches_for_as_much(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library, made, of = Library(root), list[Probes](), Probes.of
+    library.add_texts({"secret": make_text(1), "other": make_text(2)})
+    library.remove("secret")
+
+    def kept(*given: Any) -> Probes:
+        made.append(of(*given))
+        return made[-1]
+
+    def lost(*_: object) -> None:
+        raise ArtifactError("the power is gone")
+
+    monkeypatch.setattr(Probes, "of", kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(Probes, "search", lost)
+        with pytest.raises(ArtifactError, match="power"):
+            library.compact(erase=True)
+    line = make_text(1).splitlines()[0].encode()
+    left = holding(root, line)
+    assert left
+    capsys.readouterr()
+    assert examine(Run(load_config(root), reading=True)).ok
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "holds documents that are not served any more" in told
+    assert "--erase" in told
+    change = erased(Library(root))
+    assert change.found == ()
+    assert made[0].pieces == made[1].pieces  # states too
+    assert not holding(root, line)
+    examine(Run(load_config(root), reading=True))
+    assert "not served any more" not in capsys.readouterr().err
 
 
 def test_forks_are_named(root: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 import torch
 
 import gnnlm
+from gnnlm.artifact import reading
 from gnnlm.config import load_config, parse_config
-from gnnlm.errors import ArtifactError, ConfigError
+from gnnlm.errors import ArtifactError, ConfigError, LimitError
 from gnnlm.generation import current_number, read_current
 from gnnlm.library import library as library_module
 from gnnlm.library.library import Library
 from gnnlm.run import Run
+from gnnlm.run.doctor import examine
 from gnnlm.run.drift import Drift, Measuring
 from gnnlm.run.serving import Serving
 from tests.cli import error_line
@@ -49,9 +52,9 @@ def replaced(library: Library, left: int = 1) -> Library:
 
 
 def index_drift(root: Path) -> Drift:
-    now = read_current(root)
+    now, run = read_current(root), Run(load_config(root), reading=True)
     assert now is not None
-    return Measuring(Run(load_config(root), reading=True), now).index()
+    return Measuring(run, now, Serving(run, now)).index()
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +180,9 @@ def test_a_network_is_served_from_its_own_generation_on(changed: Library, tmp_pa
         torch.testing.assert_close(total_T, torch.ones_like(total_T), rtol=0, atol=1e-4, msg=name)
     want = scores(new)
     gnnlm.Library(root).run.copy(tmp_path / "copy")
-    for name, values in scores(gnnlm.open(tmp_path / "copy")).items():
+    gnnlm.Library(tmp_path / "copy").run.copy(tmp_path / "of a copy")
+    assert list((tmp_path / "of a copy").rglob("*.partial")) == list((tmp_path / "copy").rglob("*.partial")) == []
+    for name, values in scores(gnnlm.open(tmp_path / "of a copy")).items():
         np.testing.assert_allclose(values, want[name], atol=1e-6)
     assert states_of(root) == {"done"}
     book.refresh()
@@ -187,6 +192,8 @@ def test_a_network_is_served_from_its_own_generation_on(changed: Library, tmp_pa
     assert list((root / "refitted").glob("*/segments/*")) == []  # the parts of segments that are gone
     for name, values in scores(gnnlm.open(root)).items():
         np.testing.assert_allclose(values, want[name], atol=1e-2)
+    gnnlm.Library(root).run.copy(tmp_path / "compacted")  # of the parts that its refits name, some are gone
+    assert list((tmp_path / "compacted").rglob("*.partial")) == []
     assert changed.refit("gnn").stages == ("train", "cache", "tune")  # the segments that stages built are not needed
     assert states_of(root) == {"done"}
 
@@ -246,6 +253,98 @@ def test_an_interrupted_refit_leaves_the_old_generation_and_goes_on(
     assert (root / "refitted" / "0004").is_dir()
     changed.add_texts({"later": make_text(50)})  # another change does not need it
     assert sorted(path.name for path in (root / "refitted").iterdir()) == ["0003"]
+
+
+def test_a_refit_of_another_part_does_not_go_on_from_an_interrupted_one(
+    changed: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mix needs neighbours of valid alone, a network of train too."""
+
+    def lost(*_: object, **__: object) -> None:
+        raise ArtifactError("the power is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library_module.Writing, "commit", lost)
+        with pytest.raises(ArtifactError, match="power"):
+            changed.refit("mix")
+    assert Library(changed.run.root).refit("gnn").stages == ("train", "cache", "tune")
+
+
+@pytest.mark.parametrize("what", ["a manifest that was changed", "no manifest of ours", "no folder"])
+def test_a_damaged_refit_is_mended_by_the_command_that_is_named(changed: Library, what: str) -> None:
+    root = changed.run.root
+    changed.refit("gnn")
+    folder = root / "refitted" / "0003" / "gnn"
+    manifest = folder / "manifest.json"
+    if what == "no folder":
+        shutil.rmtree(folder)
+    else:
+        manifest.write_bytes(manifest.read_bytes().replace(b"train", b"trail", 1) if "changed" in what else b"?")
+    named = f"gnnlm refit {root} --part gnn"
+    with pytest.raises(ArtifactError, match=named):
+        gnnlm.open(root)
+    problems = examine(Run(load_config(root), reading=True)).problems
+    assert any(named in problem for problem in problems), problems
+    assert Library(root).refit("gnn").stages == ("train", "cache", "tune")
+    assert gnnlm.open(root).generation == 4
+    assert examine(Run(load_config(root), reading=True)).ok
+
+
+def test_a_mended_segment_was_seen_by_the_network_as_before(changed: Library) -> None:
+    root = changed.run.root
+    changed.refit("gnn")
+    changed.add_texts({"later": make_text(50), "latest": make_text(51)})
+    changed.remove(["later", "n1"])
+    now = read_current(root)
+    assert now is not None
+    assert [one.unseen for one in now.segments] == [(), (), (0, 1)]
+    for segment in now.segments[1:]:
+        file = root / segment.name / "states" / "states.npy"
+        data = file.read_bytes()
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    Library(root).renew()
+    now = read_current(root)
+    assert now is not None
+    assert [(one.documents, one.unseen) for one in now.segments[1:]] == [(3, ()), (1, (0,))]
+
+
+def test_where_no_more_files_may_be_open_nothing_is_taken_for_damaged(
+    changed: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal that took a segment for damaged would remove its documents."""
+    root, tried = changed.run.root, list[object]()
+    changed.run.open_all()
+
+    def no_more(*given: object, **__: object) -> None:
+        tried.append(given)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "open", no_more, raising=False)
+        with pytest.raises(LimitError, match="no more open files"):
+            changed.renew()
+    assert len(tried) == 1
+    assert current_number(root) == 2
+    assert {entry.name for entry in Library(root).documents()} >= set(NEW)
+
+
+def test_a_network_that_reads_some_positions_reads_those_that_came_last(
+    tiny_values: dict[str, Any], tmp_path: Path
+) -> None:
+    """Under search.max_train a refit would else never read what was added."""
+    own = {"run": str(tmp_path / "run"), "search": {"max_train": 300}}
+    run = Run(parse_config(merge(tiny_values, own)))
+    run.build_all()
+    library = Library(run.root)
+    library.add_texts({"one": make_text(1), "two": make_text(2)})
+    library.remove("one")
+    now = served(run.root)
+    positions, text = now.train_positions, now.streams["train"]
+    assert len(positions) == 300
+    assert positions.max() == len(text) - 1
+    names = {text.names[int(number)] for number in text.document_of(positions)}
+    assert "two" in names
+    assert "one" not in names
 
 
 def test_after_a_rebuild_a_refit_is_left_behind(changed: Library) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gnnlm.errors import ArtifactError
+from gnnlm.errors import ArtifactError, VersionError
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -83,7 +83,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         text = (standing(path) / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise ArtifactError(f"{path} has no {MANIFEST}: it is not built yet; build it with gnnlm run") from None
+        raise ArtifactError(f"{path} has no {MANIFEST}: it is not built yet; {build_advice(path)}") from None
     return parse_manifest(text, path)
 
 
@@ -95,12 +95,13 @@ def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
         manifest = None
     if (found := other_format(manifest)) is not None:
         age = "an older" if found < FORMAT else "a newer"
-        raise ArtifactError(
+        raise VersionError(
             f"{path} was made by {age} version of gnnlm (format {found}, this version reads {FORMAT}); rebuild it: "
             f"{rebuild_command(path)}"
         )
     if not _is_whole(manifest):
-        replaced = listed_files(manifest) is not None or _is_added(path)  # by what the command makes
+        elsewhere = _is_added(path) or _in_refit(path)
+        replaced = listed_files(manifest) is not None or elsewhere  # by what the command makes
         advice = f"rebuild it: {rebuild_command(path)}" if replaced else (
             f"delete {path}, if nothing in it is yours, and run again"
         )  # fmt: skip
@@ -164,9 +165,19 @@ def named_parts(manifest: Mapping[str, Any]) -> dict[str, str]:
 def rebuild_command(path: Path) -> str:
     """The command that rebuilds the artifact at `path`."""
     run = shlex.quote(str(run_of(path)))
-    if _is_refit(path.parent) or _is_refit(path.parent.parent.parent):
+    if _in_refit(path):
         return f"gnnlm refit {run} --part {({'tune': 'mix', 'index': 'index'}).get(path.name, 'gnn')}"
     return f"gnnlm renew {run}" if _is_added(path) else f"gnnlm run {run} --rebuild"
+
+
+def build_advice(path: Path) -> str:
+    """What to do where there is no artifact at `path`."""
+    return f"make it again: {rebuild_command(path)}" if _in_refit(path) else "build it with gnnlm run"
+
+
+def _in_refit(path: Path) -> bool:
+    """Whether this is what was refitted, or a part of it; it is made again in another place."""
+    return _is_refit(path.parent) or _is_refit(path.parent.parent.parent)
 
 
 def _is_added(part: Path) -> bool:

@@ -255,7 +255,11 @@ def link_artifact(source: Path, place: Path, parts: bool = True) -> None:
     disk.sync_directory(folder)
     _link(source / MANIFEST, folder / MANIFEST)
     disk.sync_directory(folder)
-    settle(place)
+    if parts:
+        settle(place)
+    else:
+        _take_place(place)
+        _tidy_place(place)
 
 
 def _link(source: Path, place: Path) -> None:

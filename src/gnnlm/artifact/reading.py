@@ -17,6 +17,7 @@ from gnnlm.artifact import blocks
 from gnnlm.artifact.blocks import Array, Blocks, CheckedArray
 from gnnlm.artifact.manifest import (
     MANIFEST,
+    build_advice,
     erased_files,
     manifest_fingerprint,
     named_parts,
@@ -28,7 +29,7 @@ from gnnlm.artifact.manifest import (
     rebuild_command,
     run_of,
 )
-from gnnlm.errors import ArtifactError
+from gnnlm.errors import ArtifactError, LimitError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +96,7 @@ class Artifact:
         """Open and measure all files; they are verified later. `place`: where they are, if not at `path`."""
         folder = _folder(*([path, old_path(path), path] if place is None else [place]))
         if folder is None:
-            raise ArtifactError(f"{path} does not exist yet; build it with gnnlm run")
+            raise ArtifactError(f"{path} does not exist yet; {build_advice(path)}")
         try:
             with _opened(folder, path, MANIFEST) as file:
                 manifest = parse_manifest(file.read(), path)
@@ -231,6 +232,8 @@ def _folder(*folders: Path) -> int | None:
             return os.open(place, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:
+            raise _beyond_limit(place, error) from None
     return None
 
 
@@ -239,15 +242,20 @@ def _opened(folder: int, path: Path, name: str) -> BinaryIO:
     try:
         return open(name, "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder))
     except (FileNotFoundError, IsADirectoryError):
-        advice = "build it with gnnlm run" if name == MANIFEST else f"rebuild it: {rebuild_command(path)}"
+        advice = build_advice(path) if name == MANIFEST else f"rebuild it: {rebuild_command(path)}"
         raise ArtifactError(f"{path / name} is missing; {advice}") from None
     except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        raise ArtifactError(
-            f"{path / name} cannot be opened: this process may have no more open files; allow more (ulimit -n 65536), "
-            "or build the run with larger segments (store.segment_tokens)"
-        ) from None
+        raise _beyond_limit(path / name, error) from None
+
+
+def _beyond_limit(path: Path, error: OSError) -> Exception:
+    """What to say where a file cannot be opened because too many are open: nothing is wrong with the file."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return error
+    return LimitError(
+        f"{path} cannot be opened: this process may have no more open files; allow more (ulimit -n 65536), or build "
+        "the run with larger segments (store.segment_tokens)"
+    )
 
 
 def _measure(path: Path, file: BinaryIO, entry: dict[str, Any]) -> None:

@@ -130,7 +130,7 @@ class SearchConfig(Section):
         ge=1,
         le=MAX_TOKENS,
         description="How many train positions, from the first on, neighbours are searched for; the GNN is trained on "
-        "these alone. Lower it to save time on a large corpus. Default: all.",
+        "these alone (a refit reads the last ones). Lower it to save time on a large corpus. Default: all.",
     )
     exclude: Literal["receptive-field", "document", "none"] | None = Field(
         None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gnnlm.artifact import ADDED, PARTS, fingerprint
+from gnnlm.artifact import ADDED, PARTS, REFITTED, fingerprint
 from gnnlm.errors import ArtifactError
 
 FORMAT = 1
@@ -199,7 +199,7 @@ class Generation:
 
 
 KINDS = {"format": int, "generation": int, "what": str, "made": str, "added": int, "removed": int, "trained": dict,
-         "withdrawn": list, "segments": list}  # fmt: skip
+         "withdrawn": list, "segments": list, "refitted": dict}  # fmt: skip
 SEGMENT_KINDS = {"name": str, "parts": dict, "documents": int, "positions": int, "removed": list,
                  "removed_positions": int, "tags": dict, "overlapping": list}  # fmt: skip
 
@@ -213,21 +213,44 @@ def _is_whole(record: object) -> bool:
         fits = record.get("checksum") == fingerprint(rest)
     except UnicodeEncodeError:  # half a surrogate pair
         return False
-    return fits and _has(rest, KINDS) and _all(rest["withdrawn"], str) and all(map(_is_segment, rest["segments"]))
+    return (
+        fits
+        and _has({"refitted": {}, **rest}, KINDS)
+        and _all(rest["withdrawn"], str)
+        and all(map(_is_segment, rest["segments"]))
+        and all(map(_is_refit, rest.get("refitted", {}).values()))
+    )
 
 
 def _is_segment(each: object) -> bool:
     if not isinstance(each, dict) or not _has(each, SEGMENT_KINDS):
         return False
     place, tags = Path(each["name"]), each["tags"].values()
+    places, unseen = each.get("places", {}), each.get("unseen", [])
     return (
         len(place.parts) == 2
         and place.parts[0] in (PARTS, ADDED)
         and place.parts[1] != ".."
         and _all(each["parts"].values(), str)
         and all(isinstance(numbers, list) for numbers in tags)
-        and all(_all(numbers, int) for numbers in (each["removed"], each["overlapping"], *tags))
+        and isinstance(unseen, list)
+        and all(_all(numbers, int) for numbers in (each["removed"], each["overlapping"], unseen, *tags))
+        and isinstance(places, dict)
+        and all(map(_is_below_refits, places.values()))
     )
+
+
+def _is_refit(each: object) -> bool:
+    kinds = {"path": str, "fingerprint": str}
+    return (
+        isinstance(each, dict) and each.keys() == kinds.keys() and _has(each, kinds) and _is_below_refits(each["path"])
+    )
+
+
+def _is_below_refits(path: object) -> bool:
+    """Whether this is the path of something in the folder of refits, and of nothing elsewhere."""
+    parts = Path(path).parts if isinstance(path, str) else ()
+    return len(parts) > 2 and parts[0] == REFITTED and ".." not in parts
 
 
 def _has(values: Mapping[str, object], kinds: Mapping[str, type]) -> bool:

@@ -93,9 +93,10 @@ def _remove_empty(folder: Path) -> None:
 
 
 def erase_unreferenced(run: Run, now: Generation, wait: float) -> Erasure:
-    """Delete all segments that the generation does not need, for good, and search the run for their documents.
+    """Delete all segments that the generation does not need, for good, and search what stays for their documents.
 
-    Their text goes last, after the search: erasing that was interrupted knows what to search for when it goes on.
+    The search comes first, while there are states to search for, and their text goes last: erasing that was interrupted
+    knows what to search for when it goes on.
     """
     root = run.root
     _wait_for_readers(root, now, wait)
@@ -105,9 +106,17 @@ def erase_unreferenced(run: Run, now: Generation, wait: float) -> Erasure:
     probes = Probes.of(run, doomed, now)
     linked = sum(1 for path in doomed for file in _files(path) if file.stat().st_nlink > 1)
     _empty_first_readings(run, now.number, bool(probes.names))
+    artifacts = _needed(root, now)
+
+    def goes(file: Path) -> bool:
+        """Whether a file is about to be deleted. Parts of refits have rows of the text too."""
+        if root / REFITTED in file.parents:
+            return file.parent.name not in artifacts.get(file.parent.parent, ())
+        return file.name not in (MANIFEST, ERASED) and any(path in file.parents for path in doomed)
+
+    found, searched = probes.search(root, goes)
     _delete(doomed, now.number, but=TEXT)
-    _remove_refits(root, _needed(root, now))  # their parts have rows of the text too
-    found, searched = probes.search(root, [place for path in doomed for place in places(path / TEXT)])
+    _remove_refits(root, artifacts)
     _delete(doomed, now.number)
     remove_unreferenced(root, now)  # folders without files, which a killed writer left
     stuck = [str(file) for path in doomed for file in _files(path)]  # what is not ours, or could not be deleted

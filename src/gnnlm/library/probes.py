@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,11 +60,11 @@ class Probes:
         most = min(MOST, max(FEWEST, SCANNED // max(1, size)))
         return cls(tuple(names), tuple(piece for kind in found for piece in _spread(kind, most // 3)))
 
-    def search(self, root: Path, besides: Sequence[Path] = ()) -> tuple[tuple[str, ...], int]:
-        """The files that hold any of the pieces, and how many bytes were looked through; some folders are left out."""
+    def search(self, root: Path, goes: Callable[[Path], bool]) -> tuple[tuple[str, ...], int]:
+        """The files that hold any of the pieces, but for those that go, and how many bytes were looked through."""
         found, searched = [], 0
         for path in _all_files(root) if self.pieces else ():
-            if path.parent in besides:
+            if goes(path):
                 continue
             size = path.stat().st_size
             searched += size

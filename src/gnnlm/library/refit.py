@@ -18,7 +18,7 @@ from typing import Any
 
 from gnnlm.artifact import REFITTED, Artifact, Draft, read_manifest, state_of
 from gnnlm.artifact.place import settle
-from gnnlm.errors import ArtifactError, ConfigError
+from gnnlm.errors import ArtifactError, ConfigError, VersionError
 from gnnlm.generation import Generation, Refitted, Segment
 from gnnlm.progress import say
 from gnnlm.retrieval.choice import choose_index
@@ -69,9 +69,8 @@ def check_part(run: Run, now: Generation, part: str) -> None:
 
 
 def _check_index(run: Run, now: Generation) -> None:
-    kind, width = RunAt(run, now).artifact("index").facts["kind"], int(run.artifact("encode").facts["width"])
-    chosen = choose_index(run.config.index, now.rows, width)
-    if kind == chosen.kind == "exact":
+    chosen = choose_index(run.config.index, now.rows, int(run.artifact("encode").facts["width"]))
+    if "index" not in now.refitted and run.artifact("index").facts["kind"] == chosen.kind == "exact":
         raise ConfigError(f"{run.root} is searched exactly ({chosen.why}); there is no index to fit")
 
 
@@ -131,6 +130,7 @@ def _inputs(at: RunAt, stage: str) -> dict[str, Any]:
     return {
         **{name: value for name, value in config.items() if not name.startswith("artifact ")},
         **{f"artifact {name}": at.artifact(name).fingerprint for name in before},
+        **({"splits": list(at.splits)} if stage == NOT_SERVED else {}),  # a mix needs fewer than a network
         "served": [
             {"removed": list(one.removed), **{kind: one.parts[kind] for kind in kinds if kind in one.parts}}
             for one in at.generation.segments
@@ -139,17 +139,21 @@ def _inputs(at: RunAt, stage: str) -> dict[str, Any]:
 
 
 def _is_fitted(run: Run, now: Generation, stage: str) -> bool:
-    """Whether what the generation serves for a stage was fitted with its own store, and is whole."""
+    """Whether what the generation serves for a stage was fitted with its own store, and is whole, every byte.
+
+    The doctor sends damage here.
+    """
     if stage not in run.stages:
         return True
+    if stage not in now.refitted:
+        return False
     at = RunAt(run, _read_by(run, now, stage))
-    return stage in now.refitted and at.artifact(stage).inputs == _inputs(at, stage) and _is_whole(at, stage)
-
-
-def _is_whole(at: RunAt, stage: str) -> bool:
-    """Whether every byte of what is served for a stage is as it was made: the doctor sends damage here."""
     try:
+        if at.artifact(stage).inputs != _inputs(at, stage):
+            return False
         at.parts.artifact(stage).verify(trust=False)
+    except VersionError:
+        raise
     except ArtifactError:
         return False
     return True

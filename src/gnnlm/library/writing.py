@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -11,7 +11,7 @@ from functools import cached_property
 from gnnlm.artifact import ADDED, Artifact
 from gnnlm.corpus.sources import Document
 from gnnlm.corpus.stream import TEXT, Stream, TextWriter, TokenizedDocument
-from gnnlm.errors import ArtifactError, ConfigError, CorpusError
+from gnnlm.errors import ArtifactError, ConfigError, CorpusError, VersionError
 from gnnlm.generation import Generation, Refitted, Segment, commit
 from gnnlm.generation.place import generation_file
 from gnnlm.library.catalogue import Catalogue, Place, name_digest, text_of
@@ -148,14 +148,16 @@ class Writing:
                 continue
             some = [place for place in _live(segment) if stream.names[place] not in there]
             if some:
-                segments.append(self._again(f"{ADDED}/{self.number:04d}.{number}", segment, stream, some))
+                segments.append(self._again(f"{ADDED}/{self.number:04d}.{number}", segment, stream, some, some))
                 added += [stream.names[place] for place in some]
         self.commit(segments, len(added), len(again), refitted={})
         remove_unreferenced(self._run.root, self.now)
         return self.done(tuple(added), tuple(built.name_of(at) for at in again))
 
-    def _again(self, name: str, segment: Segment, stream: Stream, some: Sequence[int]) -> Segment:
-        """Some documents of a segment as a new one, with what is trained now."""
+    def _again(
+        self, name: str, segment: Segment, stream: Stream, some: Sequence[int], unseen: Collection[int]
+    ) -> Segment:
+        """Some documents of a segment as a new one, with what is trained now; `unseen` by a network are these."""
         text = TextWriter(self._texts.vocab_size)
         documents = [Document(stream.names[place], stream.documents[place]["text"]) for place in some]
         tokenized = self._texts.tokenized(documents)
@@ -165,7 +167,7 @@ class Writing:
         tags = {tag: tuple(where[place] for place in places if place in where) for tag, places in segment.tags.items()}
         shared = tuple(self._texts.overlapping(tokenized))
         tags = {tag: found for tag, found in tags.items() if found}
-        return replace(made, tags=tags, overlapping=shared, unseen=tuple(range(len(some))))
+        return replace(made, tags=tags, overlapping=shared, unseen=tuple(where[at] for at in some if at in unseen))
 
     def _mend(self) -> Change:
         """Make added segments with damaged files anew from their text; one whose text is damaged is lost."""
@@ -177,8 +179,8 @@ class Writing:
             stream = self._text_left(segment)
             removed += segment.live
             if stream is not None:
-                some = _live(segment)
-                segments.append(self._again(f"{ADDED}/{self.number:04d}.{number}", segment, stream, some))
+                some, unseen = _live(segment), set(segment.unseen)
+                segments.append(self._again(f"{ADDED}/{self.number:04d}.{number}", segment, stream, some, unseen))
                 added += [stream.names[place] for place in some]
         if not any(segment.live for segment in segments):
             raise ArtifactError(f"no text of {self._run.root} is whole; put back a copy of it, or build another run")
@@ -196,6 +198,8 @@ class Writing:
     def _is_whole(self, segment: Segment) -> bool:
         try:
             self._verify(segment, segment.parts)
+        except VersionError:
+            raise
         except ArtifactError:
             return False
         return True
@@ -204,6 +208,8 @@ class Writing:
         """The text of an added segment; None, with a warning, if it is damaged."""
         try:
             self._verify(segment, [TEXT])
+        except VersionError:
+            raise
         except ArtifactError as error:
             what = str(error).partition(";")[0]
             warn(f"the text of {segment.live} documents is lost ({what}); gnnlm documents lists those that are left")

@@ -24,11 +24,11 @@ class RunAt(Run):
     def __init__(self, run: Run, generation: Generation, splits: Sequence[str] = SPLITS) -> None:
         super().__init__(run.config, reading=True)
         self.engine, self.generation = run.engine, generation
-        self._run, self._splits = run, splits
+        self._run, self.splits = run, splits
 
     @cached_property
     def parts(self) -> Serving:
-        return Serving(self._run, self.generation, splits=self._splits)
+        return Serving(self._run, self.generation, splits=self.splits)
 
     def artifact(self, name: str) -> Artifact:
         """What stands for a stage at the generation, without segments."""

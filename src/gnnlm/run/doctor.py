@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,16 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import PARTS, Artifact, files_of
+from gnnlm.artifact import ADDED, PARTS, Artifact, files_of
 from gnnlm.artifact.manifest import ERASED, MANIFEST, erased_files
-from gnnlm.errors import ArtifactError, GnnlmError
-from gnnlm.generation import Generation, pinned
+from gnnlm.corpus.stream import TEXT
+from gnnlm.errors import ArtifactError, GnnlmError, LimitError
+from gnnlm.generation import Generation, leases_of, pinned, read_generation
 from gnnlm.generation.place import CURRENT
 from gnnlm.progress import Track, say
 from gnnlm.retrieval.index import Rows, key_file, keys_of, live_rows
 from gnnlm.retrieval.recall import RECALL_KS, nearest, recall_of_index
 from gnnlm.retrieval.segmented import SegmentedIndex
-from gnnlm.run.serving import check_trained, segment_kinds
+from gnnlm.run.serving import Serving, check_trained, segment_kinds
 
 if TYPE_CHECKING:
     from gnnlm.retrieval.neighbours import NeighbourTable
@@ -60,8 +62,6 @@ class Checkup:
     @cached_property
     def parts(self) -> Parts:
         """The parts that are served."""
-        from gnnlm.run.serving import Serving
-
         return self.run.parts if self.served is None else Serving(self.run, self.served)
 
     @property
@@ -102,6 +102,8 @@ def _examined(checkup: Checkup) -> Checkup:
         before = len(checkup.problems)
         try:
             check(checkup)
+        except LimitError:
+            raise  # it says nothing about the run
         except GnnlmError as error:
             checkup.problems.append(str(error))
         found = "; ".join(checkup.problems[before:])
@@ -135,6 +137,11 @@ def check_files(checkup: Checkup) -> None:
     checkup.facts["erased"] = sorted(erased := _erased(checkup))
     if not all(erased.values()):
         say(f"doctor: erasing was interrupted; finish it: gnnlm compact {shlex.quote(str(run.root))} --erase")
+    for text in _unserved(checkup):
+        say(
+            f"doctor: {text} holds documents that are not served any more: removing them was interrupted, or somebody "
+            f"read them until now; finish it: gnnlm compact {shlex.quote(str(run.root))} --erase"
+        )
     if checkup.served is not None:
         _hash_served(run, checkup.served, checkup.problems)
 
@@ -149,6 +156,21 @@ def _erased(checkup: Checkup) -> dict[str, bool]:
                 left = [path for path in segment.glob("*/*") if path.name not in (MANIFEST, ERASED)]
                 found[segment.name] = not left
     return found
+
+
+def _unserved(checkup: Checkup) -> list[Path]:
+    """Texts of added segments that neither the generation nor a reader's has; a writer's next ones are left out."""
+    now, root = checkup.served, checkup.run.root
+    if now is None:
+        return []
+    kept = now.paths
+    for lease in leases_of(root):
+        with suppress(ArtifactError):
+            leased = read_generation(root, lease.generation)
+            kept |= leased.paths if leased is not None else set()
+    made = [text for text in sorted((root / ADDED).glob(f"*/{TEXT}")) if text.parent.name.split(".")[0].isdigit()]
+    old = [text for text in made if int(text.parent.name.split(".")[0]) <= now.number]
+    return [text for text in old if str(text.relative_to(root)) not in kept]
 
 
 def _hash_served(run: Run, served: Generation, problems: list[str]) -> None:
@@ -358,8 +380,14 @@ def check_drift(checkup: Checkup) -> None:
 
     if checkup.served is None or not checkup.has("tune"):
         return
-    for found in Measuring(checkup.run, checkup.served).all():
-        checkup.drift.append(found)
+    assert isinstance(checkup.parts, Serving)
+    try:
+        for found in Measuring(checkup.run, checkup.served, checkup.parts).all():
+            checkup.drift.append(found)
+    except LimitError:
+        raise
+    except GnnlmError as error:
+        say(f"doctor: drift was not measured: {error}")
 
 
 def _rows_of(keys: Any, positions_N: Tensor) -> Tensor:

@@ -56,9 +56,11 @@ class Drift:
 class Measuring:
     """A generation that is measured on valid."""
 
-    def __init__(self, run: Run, generation: Generation) -> None:
-        self._run, self._served = run, generation
-        self._parts = Serving(run, without_overlap(run, generation))
+    def __init__(self, run: Run, generation: Generation, whole: Serving) -> None:
+        """`whole` are the parts of the generation, with the documents that are left out here."""
+        self._run, self._served, self._whole = run, generation, whole
+        measured = without_overlap(run, generation)
+        self._parts = whole if measured == generation else Serving(run, measured, before=whole)
 
     def all(self) -> Iterator[Drift]:
         """The drift of every part that can be fitted again."""
@@ -70,7 +72,7 @@ class Measuring:
 
     def index(self) -> Drift:
         """Recall against exact search of the rows that are served, of the very queries that it was built with."""
-        served = Serving(self._run, self._served)
+        served = self._whole
         encoded, made = served.artifact("encode"), served.artifact("index")
         keys_ND, rows = checked_keys(encoded, self._run.config.seed), live_rows(served.streams["train"], served.live)
         then, now = made.facts["recall"], checked_recall(served.segment_indexes, encoded, rows, keys_ND)
@@ -137,7 +139,7 @@ class Measuring:
 
     def _unseen(self) -> float:
         """The share of the rows that came after the graph network was trained."""
-        new, texts = 0, Serving(self._run, self._served).streams["train"].segments
+        new, texts = 0, self._whole.streams["train"].segments
         for segment, text in zip(self._served.segments, texts, strict=True):
             numbers = set(segment.unseen) - set(segment.removed)
             new += sum(int(text.starts[number + 1] - text.starts[number]) - 1 for number in numbers)

@@ -126,8 +126,9 @@ function pasting(id) {
   };
   const keys = (event) => {
     if (event.key === "Escape") open(false);
-    else if (event.key !== "Enter" || (event.target === text && !event.ctrlKey && !event.metaKey)) return;
-    else add();
+    else if (event.key !== "Enter" || event.isComposing) return;
+    else if (event.target === name || (event.target === text && (event.ctrlKey || event.metaKey))) add();
+    else return; // a new line, or a button
     event.preventDefault(); // the view's form is not sent
   };
   panel.addEventListener("keydown", keys);
