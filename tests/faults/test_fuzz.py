@@ -24,11 +24,11 @@ from gnnlm.artifact import Artifact, fingerprint, state_of
 from gnnlm.artifact.place import damage, settle
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError
-from gnnlm.generation import Generation, Refitted, Segment, commit, read_current
+from gnnlm.generation import Generation, Refitted, Segment, commit, current_number, read_current
 from tests.faults.fault import command
 from tests.faults.scenarios import World
 
-CONFIGS, CORPORA, MANIFESTS, RECORDS, BODIES = 120, 48, 120, 60, 120
+CONFIGS, CORPORA, MANIFESTS, RECORDS, BODIES, CHANGES = 120, 48, 120, 60, 120, 60
 
 Value = Any
 ODD: list[Value] = [
@@ -310,3 +310,55 @@ def test_bodies(address: str, seed: int, number: int) -> None:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}, answer.text
         assert "\n" not in answer.json()["error"]["message"]
     assert httpx.get(f"{address}/healthz", timeout=10).status_code == 200
+
+
+# -- HTTP bodies that change documents ---------------------------------------------------------------------------------
+
+KEY = {"Authorization": "Bearer a-good-long-key"}
+
+
+@pytest.fixture(scope="module")
+def changing(tiny_run: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    from gnnlm.serve.runs import open_runs
+    from tests.serve.conftest import serving
+
+    root = Path(shutil.copytree(tiny_run.root, tmp_path_factory.mktemp("changing") / "tiny"))
+    with serving(open_runs([root]), keys=(KEY["Authorization"].split()[1],)) as (address, _):
+        yield address, root
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", range(CHANGES))
+def test_bodies_that_change_documents(changing: tuple[str, Path], seed: int, number: int) -> None:
+    """The store is as it was, or has one more generation, which opens."""
+    from gnnlm.library.library import Library
+
+    address, root = changing
+    chance = random.Random(f"{seed} change {number}")
+    text = " ".join(chance.choices(["ban", "dor", "gal", "pomo", "sip"], k=30)) + "."
+    names = {"model": "tiny", "names": chance.choice([[f"n{number - 1}"], "n*", ["nothing"], "tag:t"])}
+    documents = [{"name": f"n{chance.choice([number, number - 1])}", "text": text}]
+    method, path, body = chance.choice(
+        [
+            ("POST", "/v1/documents", {"model": "tiny", "documents": documents, "tags": ["t"]}),
+            ("PUT", "/v1/documents", {"model": "tiny", "documents": documents}),
+            ("POST", "/v1/documents/remove", names),
+        ]
+    )
+    given: Any = body
+    for _ in range(chance.randrange(0, 3)):
+        given = mutated(given, chance)
+    data = garbled(json.dumps(given).encode(), chance) if number % 5 == 0 else json.dumps(given).encode()
+    before = current_number(root)
+    headers = {**KEY, "content-type": "application/json"}
+    answer = httpx.request(method, address + path, content=data, headers=headers, timeout=100)
+    assert answer.status_code in (200, 400, 404, 409, 413, 422), answer.text
+    if answer.status_code == 200:
+        assert current_number(root) == answer.json()["generation"] in (before, before + 1)
+    else:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}, answer.text
+        assert "\n" not in answer.json()["error"]["message"]
+        assert current_number(root) == before
+    found = Library(root).documents()
+    listed = httpx.get(f"{address}/v1/documents", params={"limit": 100}, headers=KEY, timeout=50).json()
+    assert {each["name"] for each in listed["data"]} == {each.name for each in found}
