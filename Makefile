@@ -9,7 +9,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 
 help:
 	@echo "make demo       from Python's own documentation to the four rows, in minutes"
-	@echo "make test       lint, types and every test"
+	@echo "make test       lint, types, and the tests that need nothing but pip, with a sample of the faults"
 	@echo "make test-integration  the tests with other people's tools, which it installs"
 	@echo "make test-faults  a failing disk, kill -9, power failures and fuzzed input; over ten minutes"
 	@echo "make test-slow  the tests that need the pretrained model"

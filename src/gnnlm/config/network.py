@@ -15,8 +15,8 @@ class GnnConfig(Section):
     preset: Literal["default", "paper", "released"] = Field(
         "default",
         description="The kind of network. `paper`: the equations as printed. `released`: the choices of the authors' "
-        "code. `default`: what measured best. Fields below that are null follow the preset; so do search.exclude and "
-        "tune.buckets.",
+        "code. `default`: what measured best. Fields below that are null follow the preset; so do search.exclude, "
+        "tune.buckets and tune.gate.",
     )
     layers: int = Field(
         3,
