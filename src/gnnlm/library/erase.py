@@ -19,9 +19,10 @@ from gnnlm.artifact.place import remove_ours
 from gnnlm.corpus.files import cited
 from gnnlm.corpus.stream import TEXT
 from gnnlm.errors import ArtifactError
-from gnnlm.generation import Generation, Lease, leases_of, read_generation
+from gnnlm.generation import Generation, Lease, leases_of
 from gnnlm.library.probes import Probes
 from gnnlm.run import Run
+from gnnlm.run.leftovers import needed_paths
 
 POLL = 0.1  # seconds between two looks at the leases
 
@@ -50,13 +51,8 @@ def remove_unreferenced(root: Path, now: Generation, keep: Path | None = None) -
 
 def _needed(root: Path, now: Generation) -> dict[Path, set[str]]:
     """The artifacts that this generation or a reader's needs, by their folder."""
-    names = now.paths
-    for lease in leases_of(root):
-        with suppress(ArtifactError):
-            leased = read_generation(root, lease.generation)
-            names |= leased.paths if leased is not None else set()
     found: dict[Path, set[str]] = {}
-    for name in names:
+    for name in needed_paths(root, now):
         found.setdefault((root / name).parent, set()).add(Path(name).name)
     return found
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,16 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import ADDED, PARTS, Artifact, files_of
-from gnnlm.artifact.manifest import ERASED, MANIFEST, erased_files
-from gnnlm.corpus.stream import TEXT
+from gnnlm.artifact import PARTS, Artifact, files_of
 from gnnlm.errors import ArtifactError, GnnlmError, LimitError
-from gnnlm.generation import Generation, leases_of, pinned, read_generation
+from gnnlm.generation import Generation, pinned
 from gnnlm.generation.place import CURRENT
 from gnnlm.progress import Track, say
 from gnnlm.retrieval.index import Rows, key_file, keys_of, live_rows
 from gnnlm.retrieval.recall import RECALL_KS, nearest, recall_of_index
 from gnnlm.retrieval.segmented import SegmentedIndex
+from gnnlm.run.leftovers import erased_segments, unserved_texts
 from gnnlm.run.serving import Serving, check_trained, segment_kinds
 
 if TYPE_CHECKING:
@@ -134,43 +132,17 @@ def check_files(checkup: Checkup) -> None:
         for name, size in sizes.items():
             _hash_all(run.path(name), checkup.problems)
             track.advance(size)
-    checkup.facts["erased"] = sorted(erased := _erased(checkup))
+    built = [run.artifact(name) for name in segment_kinds(run) if checkup.has(name)]
+    checkup.facts["erased"] = sorted(erased := erased_segments(built))
     if not all(erased.values()):
         say(f"doctor: erasing was interrupted; finish it: gnnlm compact {shlex.quote(str(run.root))} --erase")
-    for text in _unserved(checkup):
+    for text in unserved_texts(run.root, checkup.served):
         say(
             f"doctor: {text} holds documents that are not served any more: removing them was interrupted, or somebody "
             f"read them until now; finish it: gnnlm compact {shlex.quote(str(run.root))} --erase"
         )
     if checkup.served is not None:
         _hash_served(run, checkup.served, checkup.problems)
-
-
-def _erased(checkup: Checkup) -> dict[str, bool]:
-    """The segments of the stages that were erased, at least some parts of each; whether none of its files is left."""
-    found: dict[str, bool] = {}
-    for name in segment_kinds(checkup.run):
-        for part in checkup.run.artifact(name).parts if checkup.has(name) else ():
-            segment = part.path.parent
-            if erased_files(part.path):
-                left = [path for path in segment.glob("*/*") if path.name not in (MANIFEST, ERASED)]
-                found[segment.name] = not left
-    return found
-
-
-def _unserved(checkup: Checkup) -> list[Path]:
-    """Texts of added segments that neither the generation nor a reader's has; a writer's next ones are left out."""
-    now, root = checkup.served, checkup.run.root
-    if now is None:
-        return []
-    kept = now.paths
-    for lease in leases_of(root):
-        with suppress(ArtifactError):
-            leased = read_generation(root, lease.generation)
-            kept |= leased.paths if leased is not None else set()
-    made = [text for text in sorted((root / ADDED).glob(f"*/{TEXT}")) if text.parent.name.split(".")[0].isdigit()]
-    old = [text for text in made if int(text.parent.name.split(".")[0]) <= now.number]
-    return [text for text in old if str(text.relative_to(root)) not in kept]
 
 
 def _hash_served(run: Run, served: Generation, problems: list[str]) -> None:
