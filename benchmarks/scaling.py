@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py --write     # the tables of docs/scaling.md and of benchmarks/results.md, anew
 
-Measured on one machine, in about half a minute, on made-up keys and text: what a token costs to read, what a
+Measured on one machine, in about 20 seconds, on made-up keys and text: what a token costs to read, what a
 row costs to compare, what a neighbour costs to find, what merging the results of nodes costs. The rest is arithmetic.
 """
 

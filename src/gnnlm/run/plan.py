@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 CORPUS_RATE = 1e5  # tokens read, split and compared in a second, by one core
 FIGURES = 2.0  # seconds that the report's figures and intervals take
-CODE_RATE = 2e4  # rows compressed in a second
 TRAINED_STEPS, CLUSTER_STEPS = 25, 10  # FAISS's rounds of k-means: for codes, and for the clusters of an index
-CODED = 4 * LEVELS  # a row is compared with all levels of its code, part by part: less well than whole keys
+CODED = 12 * LEVELS  # a row is compared with all levels of its code, part by part: slower than whole keys (measured)
 CODE_ROWS = 65_536  # FAISS learns the codes of an index from at most so many rows
 LISTS_SCORES = 3e8  # memory for the scores of a batch of queries
 PROCESS = 6e8  # memory that Python, torch and FAISS need themselves, in bytes
@@ -62,7 +61,7 @@ def plan(config: Config, about: Description, text: dict[str, Amount], rates: Rat
 def _codec_need(config: Config, about: Description, rows: int, rates: Rates) -> Need:
     check_bytes(about.width, config.codec.bytes, "codec.bytes")
     sample = min(rows, config.codec.train_rows)
-    seconds = sample * _learning_codes(about.width) * rates.compare + rows * rates.pace / CODE_RATE
+    seconds = (sample * _learning_codes(about.width) + rows * CODED) * rates.compare
     return Need(rows * config.codec.bytes, 4.0 * config.codec.train_rows * about.width, seconds)
 
 
