@@ -240,11 +240,12 @@ def test_what_auto_chooses_depends_on_sizes_alone() -> None:
     assert kind(65_537, 576) == "IVF512,SQfp16"
     assert kind(10_000_000, 576, memory_gb=6) == "IVF6324,SQ8"
     assert kind(10_000_000, 576) == "PCA384,IVF6324,SQ8"
-    assert kind(10_000_000, 576, memory_gb=2.1) == "PCA384,IVF6324,SQ4"
+    assert kind(10_000_000, 576, memory_gb=2.1) == "PCA192,IVF6324,SQ8"
+    assert kind(10_000_000, 576, memory_gb=1.5) == "PCA256,IVF6324,PQ128"
     assert kind(10_000_000, 576, memory_gb=20) == "IVF6324,SQfp16"
-    assert kind(10_000_000, 576, memory_gb=0.8, clusters=4096) == "PCA128,IVF4096,SQ4"
+    assert kind(10_000_000, 576, memory_gb=0.8, clusters=4096) == "PCA128,IVF4096,PQ64"
     assert kind(10_000_000, 32, memory_gb=0.01) == "PCA16,IVF6324,SQ8"
-    assert kind(10_000_000_000, 1024) == "PCA32,IVF200000_HNSW32,SQ4"
+    assert kind(10_000_000_000, 1024) == "PCA32,IVF200000_HNSW32,PQ16"
 
 
 def test_a_full_disk_in_the_middle_of_search_loses_nothing(

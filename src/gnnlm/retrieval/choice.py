@@ -15,22 +15,9 @@ from gnnlm.config.retrieval import ROWS_PER_CLUSTER
 
 EXACT_ROWS = 65_536  # exact search of so many rows takes about two milliseconds of a core, and finds everything
 MANY_CLUSTERS = 65_536  # beyond this, the clusters themselves are searched through an HNSW graph
-CODE_BYTES = (
-    1024,
-    768,
-    512,
-    384,
-    256,
-    192,
-    128,
-    96,
-    64,
-    48,
-    32,
-    24,
-    16,
-)  # codes that `auto` tries, largest first
-FEW_VALUES = 3  # where a code has less than 1/3 byte for each value of a key, twice the values of 4 bits find more
+# Sizes of a code that `auto` tries, largest first.
+CODE_BYTES = (1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16)
+FEW_VALUES = 3  # where a code has less than 1/3 byte for each value of a key, a byte for every two values finds more
 BESIDE_A_CODE = 12  # bytes of a row beside its code: FAISS's id, and its position
 
 
@@ -52,7 +39,7 @@ def choose_index(config: IndexConfig, rows: int, width: int) -> Choice:
     >>> choose_index(IndexConfig(kind="auto", memory_gb=0.2), 300_000, 576).kind
     'IVF1095,SQ8'
     >>> choose_index(IndexConfig(kind="auto", memory_gb=0.04), 300_000, 576).kind
-    'PCA192,IVF1095,SQ4'
+    'PCA192,IVF1095,PQ96'
     """
     if config.kind != "auto":
         return Choice(config.kind, "the config names it")
@@ -72,11 +59,11 @@ def choose_index(config: IndexConfig, rows: int, width: int) -> Choice:
 
 
 def _coded(code: int, width: int, cells: str) -> str:
-    """Keys in so many bytes: 8 bits of all values, 8 of some, or 4 of twice as many."""
+    """Keys in so many bytes: one for each of all values, for each of some, or for every two of twice as many."""
     if code >= width:
         return f"{cells},SQ8"
-    few = FEW_VALUES * code <= width
-    return f"PCA{2 * code},{cells},SQ4" if few else f"PCA{code},{cells},SQ8"
+    few = FEW_VALUES * code < width
+    return f"PCA{2 * code},{cells},PQ{code}" if few else f"PCA{code},{cells},SQ8"
 
 
 def resolved(config: IndexConfig, rows: int, width: int) -> IndexConfig:
