@@ -243,24 +243,32 @@ def prepare(work: Path, states: Any, held: Any, sizes: list[int], given: argpars
 
 
 def figure(cases: list[dict[str, Any]], path: Path) -> None:
-    """Queries a second against recall, a point for each index and size."""
+    """Queries a second against recall: a line over the sizes for each named case, grey points for other codes."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    drawn, axes = pyplot.subplots(figsize=(6.4, 4.2))
-    for name in dict.fromkeys(case["index"] for case in cases):
-        own = [case for case in cases if case["index"] == name]
+    drawn, axes = pyplot.subplots(figsize=(8.6, 4.2))
+    names = [name for name in CASES if any(case["index"] == name for case in cases)]
+    for name, marker in zip(names, "os^vDP*X<>", strict=False):
+        own = sorted((case for case in cases if case["index"] == name), key=lambda case: case["rows"])
         line = [case["recall_at_1024"] for case in own], [case["queries_per_s"] for case in own]
-        axes.plot(*line, marker="o", label=name)
+        axes.plot(*line, marker=marker, label=name)
         for case, recall, speed in zip(own, *line, strict=True):
-            axes.annotate(f"{case['rows'] / 1e6:g}M", (recall, speed), fontsize=7)
+            if len(own) > 1:
+                axes.annotate(f" {case['rows'] / 1e6:g}M", (recall, speed), fontsize=7)
+    others = [case for case in cases if case["index"] not in names]
+    points = [case["recall_at_1024"] for case in others], [case["queries_per_s"] for case in others]
+    if others:
+        axes.scatter(*points, s=14, color="0.6", zorder=0, label="other codes, all sizes")
     axes.set_yscale("log")
     axes.set_xlabel("recall@1024")
     axes.set_ylabel("queries a second")
-    axes.legend(fontsize=7)
-    drawn.savefig(path, dpi=150, bbox_inches="tight")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    drawn.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(drawn)
 
 
 def main() -> None:

@@ -187,7 +187,7 @@ def test_every_kind_over_segments(
     facts = run.artifact("index").facts
     if kind == "auto":
         assert facts["asked"] == "auto"
-        assert facts["kind"].endswith("PQ16" if more else "SQfp16")
+        assert facts["kind"].endswith("SQ8" if more else "SQfp16")
         assert ("more than index.memory_gb" if more else "fits into index.memory_gb") in facts["why"]
     if kind != "exact":
         assert set(facts["recall"]) == {"1", "10", "128", "1024"}
@@ -240,11 +240,11 @@ def test_what_auto_chooses_depends_on_sizes_alone() -> None:
     assert kind(65_537, 576) == "IVF512,SQfp16"
     assert kind(10_000_000, 576, memory_gb=6) == "IVF6324,SQ8"
     assert kind(10_000_000, 576) == "PCA384,IVF6324,SQ8"
-    assert kind(10_000_000, 576, memory_gb=2.1) == "PCA384,IVF6324,PQ192"
+    assert kind(10_000_000, 576, memory_gb=2.1) == "PCA192,IVF6324,SQ8"
     assert kind(10_000_000, 576, memory_gb=1.5) == "PCA256,IVF6324,PQ128"
     assert kind(10_000_000, 576, memory_gb=20) == "IVF6324,SQfp16"
     assert kind(10_000_000, 576, memory_gb=0.8, clusters=4096) == "PCA128,IVF4096,PQ64"
-    assert kind(10_000_000, 32, memory_gb=0.01) == "PCA32,IVF6324,PQ16"
+    assert kind(10_000_000, 32, memory_gb=0.01) == "PCA16,IVF6324,SQ8"
     assert kind(10_000_000_000, 1024) == "PCA32,IVF200000_HNSW32,PQ16"
 
 

@@ -17,6 +17,7 @@ EXACT_ROWS = 65_536  # exact search of so many rows takes about two milliseconds
 MANY_CLUSTERS = 65_536  # beyond this, the clusters themselves are searched through an HNSW graph
 # Sizes of a code that `auto` tries, largest first.
 CODE_BYTES = (1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16)
+FEW_VALUES = 3  # where a code has less than 1/3 byte for each value of a key, two values share a byte
 BESIDE_A_CODE = 12  # bytes of a row beside its code: FAISS's id, and its position
 
 
@@ -61,7 +62,8 @@ def _coded(code: int, width: int, cells: str) -> str:
     """Keys in so many bytes: one for each of all values, for each of some, or for every two of twice as many."""
     if code >= width:
         return f"{cells},SQ8"
-    return f"PCA{2 * code},{cells},PQ{code}" if 2 * code <= width else f"PCA{code},{cells},SQ8"
+    few = FEW_VALUES * code < width
+    return f"PCA{2 * code},{cells},PQ{code}" if few else f"PCA{code},{cells},SQ8"
 
 
 def resolved(config: IndexConfig, rows: int, width: int) -> IndexConfig:
