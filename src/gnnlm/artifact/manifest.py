@@ -109,17 +109,26 @@ def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
     return {name: value for name, value in manifest.items() if name != "checksum"}
 
 
+def unsealed(record: object) -> dict[str, Any] | None:
+    """A record without its checksum; None if it is not as it was when it was given that checksum.
+
+    >>> unsealed({"a": 1, "checksum": fingerprint({"a": 1})}), unsealed({"a": 2, "checksum": fingerprint({"a": 1})})
+    ({'a': 1}, None)
+    """
+    if not isinstance(record, dict):
+        return None
+    rest = {name: value for name, value in record.items() if name != "checksum"}
+    try:
+        return rest if record.get("checksum") == fingerprint(rest) else None
+    except UnicodeEncodeError:  # half a surrogate pair
+        return None
+
+
 def _is_whole(manifest: object) -> bool:
     """Whether this is a manifest with the checksum that it was given, and with everything that readers rely on."""
-    if not isinstance(manifest, dict):
-        return False
-    rest = {name: value for name, value in manifest.items() if name != "checksum"}
-    try:
-        fits = manifest.get("checksum") == fingerprint(rest)
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
+    rest = unsealed(manifest)
     kinds = {"format": int, "stage": str, "inputs": dict, "facts": dict, "files": dict}
-    if not fits or not all(isinstance(rest.get(name), kind) for name, kind in kinds.items()):
+    if rest is None or not all(isinstance(rest.get(name), kind) for name, kind in kinds.items()):
         return False
     parts, files = rest.get("parts", {}), rest["files"].items()
     return (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import ADDED, PARTS, REFITTED, fingerprint
+from gnnlm.artifact.manifest import unsealed
 from gnnlm.errors import ArtifactError
 
 FORMAT = 1
@@ -206,15 +207,9 @@ SEGMENT_KINDS = {"name": str, "parts": dict, "documents": int, "positions": int,
 
 def _is_whole(record: object) -> bool:
     """Whether this is a record with the checksum that it was given, and with everything that readers rely on."""
-    if not isinstance(record, dict):
-        return False
-    rest = {name: value for name, value in record.items() if name != "checksum"}
-    try:
-        fits = record.get("checksum") == fingerprint(rest)
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
+    rest = unsealed(record)
     return (
-        fits
+        rest is not None
         and _has({"refitted": {}, **rest}, KINDS)
         and _all(rest["withdrawn"], str)
         and all(map(_is_segment, rest["segments"]))
