@@ -4,6 +4,10 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
+# Threads that spin at a barrier slow down everything beside them; a user's own setting wins.
+export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 0
+
 .PHONY: demo test lint types unit test-slow test-integration test-faults bench docs clean
 .DEFAULT_GOAL := help
 

@@ -59,7 +59,7 @@ from learners import (
 from gnnlm.config import load_config
 from gnnlm.corpus.stream import Stream, TokenizedDocument
 from gnnlm.errors import CorpusError
-from gnnlm.evaluate.passages import Setting
+from gnnlm.evaluate.context_retrieval import Setting
 from gnnlm.predict.bootstrap import Floats, Ints, bootstrap_means, change_interval
 from gnnlm.predict.predictor import perplexity
 from gnnlm.run import Run

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from gnnlm.config import GnnConfig
 from gnnlm.datastore.store import Segment, Store
+from gnnlm.gnn.gnn_options import resolve_options
 from gnnlm.gnn.model import GnnModel
-from gnnlm.gnn.options import resolve_options
 from gnnlm.graph.batch import Context, Graph, Windows, build_graph, window_positions
 from gnnlm.lm.head import SoftmaxHead
-from gnnlm.predict.cache import WindowCache, make_tables
+from gnnlm.predict.window_cache import WindowCache, make_tables
 
 TOKENS = 128
 TWO_BLOCKS_UP_TO = 32  # the largest k for which two blocks fit into the memory of a small machine

@@ -20,7 +20,7 @@ from gnnlm.artifact import blocks, read_manifest
 from gnnlm.artifact.draft import npy_header
 from gnnlm.artifact.manifest import MANIFEST, make_manifest, manifest_fingerprint, sealed
 from gnnlm.config import load_config
-from gnnlm.retrieval.choice import choose_index
+from gnnlm.retrieval.auto_index import choose_index
 from gnnlm.run import Run
 from gnnlm.run.opened import Opened
 from gnnlm.run.serving import segment_kinds

@@ -21,19 +21,19 @@ from gnnlm.book import book_of
 from gnnlm.corpus.windows import Window
 from gnnlm.datastore.encode import Job, encode_jobs
 from gnnlm.errors import ModelError
-from gnnlm.evaluate.passages import Setting, passage_jobs
+from gnnlm.evaluate.context_retrieval import Setting, passage_jobs
 from gnnlm.library.library import Library
+from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.hf import HFModel
-from gnnlm.lm.load import load_lm
+from gnnlm.lm.load_lm import load_lm
 from gnnlm.lm.pretrained import save_hf
-from gnnlm.lm.protocol import BaseLM
 from gnnlm.predict.bootstrap import Floats
 from gnnlm.predict.predictor import LABELS
-from gnnlm.retrieval.passages import PassageIndex, plan_passages
+from gnnlm.retrieval.bm25 import PassageIndex, plan_passages
 from gnnlm.run import Run
 from gnnlm.train.data import Pieces, Start
 from gnnlm.train.finetune import with_lora
-from gnnlm.train.lm import adam, hf_losses
+from gnnlm.train.train_lm import adam, hf_losses
 
 Ids = list[int]
 Texts = Mapping[str, str]

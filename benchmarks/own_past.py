@@ -22,8 +22,8 @@ import torch
 from common import arguments, open_run, report
 
 from gnnlm.book import open_book
-from gnnlm.corpus.files import read_text
 from gnnlm.corpus.python_docs import python_texts
+from gnnlm.corpus.text_files import read_text
 from gnnlm.errors import ConfigError
 from gnnlm.predict.bootstrap import Floats, change_interval
 from gnnlm.predict.open_book import BLOCK, OpenBook

@@ -22,7 +22,7 @@ from common import arguments, open_run, report
 from gnnlm.datastore.encode import encode_jobs, plan_jobs, round_states
 from gnnlm.datastore.store import Segment, Store
 from gnnlm.predict.predictor import Predictor
-from gnnlm.predict.score import SearchedText
+from gnnlm.predict.split_scoring import SearchedText
 from gnnlm.retrieval.neighbours import NeighbourTable
 
 BATCHES = (512, 1024, 2048)

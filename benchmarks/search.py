@@ -38,12 +38,12 @@ from common import in_a_process, one_by_one, open_run, report
 from gnnlm.config import IndexConfig
 from gnnlm.datastore.store import read_rows
 from gnnlm.errors import ConfigError
-from gnnlm.retrieval.choice import BESIDE_A_CODE, resolved
+from gnnlm.retrieval.auto_index import BESIDE_A_CODE, resolved
 from gnnlm.retrieval.exact import ExactIndex
 from gnnlm.retrieval.faiss_build import fill_with, train_index
 from gnnlm.retrieval.faiss_index import open_faiss_index
 from gnnlm.retrieval.index import Index, Rows, keys_of
-from gnnlm.retrieval.recall import nearest, recall_from
+from gnnlm.retrieval.index_recall import nearest, recall_from
 
 SCANNED = ", scanned by FAISS"  # beside a case: not list by list, but as FAISS searches
 PAPER = f"paper{SCANNED}"

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from common import arguments, best_seconds, in_a_process, open_run, peak_bytes, report
 
+from gnnlm.gnn.gnn_options import resolve_options
 from gnnlm.gnn.model import GnnModel
-from gnnlm.gnn.options import resolve_options
 from gnnlm.train.data import BlockOrder
-from gnnlm.train.gnn import make_optimizer
+from gnnlm.train.train_gnn import make_optimizer
 
 AROUND = {
     "preset": "default", "updates": False, "k": 32, "blocks": 4, "reach": 1, "precision": "fp32", "checkpoint": False,

@@ -10,7 +10,7 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from gnnlm.cli.app import app
+from gnnlm.cli.commands import app
 from gnnlm.config import Config, Section
 
 HERE = Path(__file__).parent

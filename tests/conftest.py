@@ -10,6 +10,8 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny tensors: threads would only wait for one another
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: threads that spin slow each other
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import pytest
 import torch

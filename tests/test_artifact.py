@@ -30,7 +30,7 @@ from gnnlm.artifact import (
     writing,
 )
 from gnnlm.artifact.manifest import sealed
-from gnnlm.artifact.place import damage, link_artifact, remove_other_parts, settle
+from gnnlm.artifact.ownership import damage, link_artifact, remove_other_parts, settle
 from gnnlm.errors import ArtifactError, LimitError
 
 

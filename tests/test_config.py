@@ -10,7 +10,7 @@ from gnnlm.config import Config, Section, dump_config, field_names, load_config,
 from gnnlm.config.plain_yaml import parse_yaml
 from gnnlm.config.presets import PRESETS, preset_words
 from gnnlm.errors import ConfigError
-from gnnlm.gnn.options import resolve_options
+from gnnlm.gnn.gnn_options import resolve_options
 from gnnlm.retrieval.search import LeakageRule
 
 

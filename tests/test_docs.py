@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnlm.cli.app import app
+from gnnlm.cli.commands import app
 from gnnlm.config import field_names, load_config
 
 ROOT = Path(__file__).parent.parent

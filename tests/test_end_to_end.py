@@ -16,7 +16,7 @@ from gnnlm.book import Book
 from gnnlm.errors import CorpusError, GnnlmError
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import PREDICTORS
-from gnnlm.predict.score import score_text
+from gnnlm.predict.split_scoring import score_text
 from gnnlm.run import Run
 from gnnlm.run.stages import STAGES
 from tests.cli import gnnlm as command

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import typer
 
-from gnnlm.cli.app import app
-from gnnlm.evaluate.analysis.parts import PARTS
+from gnnlm.cli.commands import app
+from gnnlm.evaluate.analysis.analysis_parts import PARTS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")

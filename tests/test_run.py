@@ -17,7 +17,7 @@ import yaml
 import gnnlm as gnnlm_module
 from gnnlm.artifact import read_manifest
 from gnnlm.config import Config, load_config, parse_config
-from gnnlm.config.evaluation import COSINE_TEMPERATURES
+from gnnlm.config.evaluation_config import COSINE_TEMPERATURES
 from gnnlm.config.paths import portable
 from gnnlm.config.presets import PRESETS
 from gnnlm.config.save import HEADER
@@ -405,7 +405,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("module", ["gnnlm.cli.app", "typer", "pydantic", "numpy", "gnnlm.run.stages", "torch"])
+@pytest.mark.parametrize("module", ["gnnlm.cli.commands", "typer", "pydantic", "numpy", "gnnlm.run.stages", "torch"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_ctrl_c_while_importing(write_config: WriteConfig, program: str, module: str) -> None:
     script = INTERRUPTED_AT + PROGRAMS[program]

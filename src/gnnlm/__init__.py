@@ -20,7 +20,7 @@ from gnnlm.errors import GnnlmError
 if TYPE_CHECKING:
     from gnnlm.book import Book, open_book as open  # noqa: I001
     from gnnlm.library.library import Library
-    from gnnlm.lm.load import load_lm
+    from gnnlm.lm.load_lm import load_lm
     from gnnlm.predict.pointers import Pointers
 
 __all__ = ["Book", "GnnlmError", "Library", "Pointers", "load_lm", "open"]
@@ -31,7 +31,7 @@ _LAZY = {
     "open": ("gnnlm.book", "open_book"),
     "Library": ("gnnlm.library.library", "Library"),
     "Pointers": ("gnnlm.predict.pointers", "Pointers"),
-    "load_lm": ("gnnlm.lm.load", "load_lm"),
+    "load_lm": ("gnnlm.lm.load_lm", "load_lm"),
 }
 
 

@@ -19,14 +19,14 @@ from gnnlm.errors import ConfigError, CorpusError
 from gnnlm.explain import influence, watched
 from gnnlm.predict.attach import Attachments, attached, taken
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past
-from gnnlm.predict.own import with_text
-from gnnlm.predict.texts import Job, Text, batches, scored, tokenized
+from gnnlm.predict.own_past import with_text
+from gnnlm.predict.scoring import Job, Text, batches, scored, tokenized
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
 from gnnlm.run import Run
 from gnnlm.run.opened import Opened
+from gnnlm.write.attribution import Generation
 from gnnlm.write.request import Pen, Stream, request
-from gnnlm.write.sources import Generation
 
 
 class Book:

@@ -9,7 +9,7 @@ import torch
 
 from gnnlm.gnn.model import Watched
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past
-from gnnlm.predict.texts import Job, Text
+from gnnlm.predict.scoring import Job, Text
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.neighbours import Neighbours
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnlm.config import Config, Section, dump_config, field_names, parse_config
+from gnnlm.config.config_model import MAX_SEED
+from gnnlm.config.config_section import MAX_STEPS
 from gnnlm.config.plain_yaml import parse_yaml
-from gnnlm.config.schema import MAX_SEED
-from gnnlm.config.section import MAX_STEPS
 from gnnlm.errors import ConfigError
 
 PYDANTIC = ("Input should", "a valid", "Field required", "Value error", "unable to", "permitted", "Tuple")

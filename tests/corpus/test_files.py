@@ -13,10 +13,10 @@ import pytest
 from gnnlm.config import CorpusConfig
 from gnnlm.corpus import stream
 from gnnlm.corpus.build import read_splits, text_fingerprint
-from gnnlm.corpus.files import cited, find_files, list_files
 from gnnlm.corpus.python_docs import _docstrings
 from gnnlm.corpus.sources import check_text, read_documents, source_fingerprint
 from gnnlm.corpus.stream import SplitWriter, TokenizedDocument
+from gnnlm.corpus.text_files import cited, find_files, list_files
 from gnnlm.corpus.vocabulary import ByteVocabulary, WordVocabulary, load_vocabulary
 from gnnlm.errors import CorpusError, ModelError
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlm.corpus.files import read_text
 from gnnlm.corpus.markup import html_text
+from gnnlm.corpus.text_files import read_text
 from gnnlm.errors import CorpusError
 
 

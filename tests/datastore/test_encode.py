@@ -14,8 +14,8 @@ from gnnlm.config import LMConfig
 from gnnlm.corpus.windows import plan_windows
 from gnnlm.datastore.encode import encode_jobs, encode_tokens, plan_jobs, round_states
 from gnnlm.errors import ModelError
-from gnnlm.lm.load import load_lm
-from gnnlm.lm.protocol import BaseLM
+from gnnlm.lm.base_lm import BaseLM
+from gnnlm.lm.load_lm import load_lm
 
 
 @pytest.fixture(scope="module")

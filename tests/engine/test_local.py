@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from gnnlm.artifact import file_digest, read_manifest
 from gnnlm.engine import HERE, Task, here, load_arrays, save_arrays, using
-from gnnlm.engine.machine import MISSING, Wanted, difference, versions
+from gnnlm.engine.machine_check import MISSING, Wanted, difference, versions
 from gnnlm.engine.storage import SCRATCH, Storage, View
 from gnnlm.errors import ArtifactError, EngineError, Interrupted
-from gnnlm.predict.score import blocks_before, score_surely, shards_of
+from gnnlm.predict.split_scoring import blocks_before, score_surely, shards_of
 from gnnlm.run import Run
 from gnnlm.run.shards import WORK, StageRecipe, ancestors, place_of
 from tests.cli import error_line
@@ -76,7 +76,7 @@ def test_a_text_scored_in_shards_is_scored_the_same(
     """To the last bit: what a network carries into a shard is what it carries through the whole text."""
     from gnnlm.artifact import Draft
 
-    monkeypatch.setattr("gnnlm.predict.score.SHARD", 1)
+    monkeypatch.setattr("gnnlm.predict.split_scoring.SHARD", 1)
     predictor, text = tiny_run.parts.predictor, tiny_run.parts.searched("test")
     names = predictor.names
     for block in (8, 40):
@@ -96,11 +96,11 @@ def test_shards_that_were_scored_are_not_scored_again(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gnnlm.artifact import Draft
-    from gnnlm.predict import score
+    from gnnlm.predict import split_scoring
 
-    monkeypatch.setattr(score, "SHARD", 1)
+    monkeypatch.setattr(split_scoring, "SHARD", 1)
     predictor, text, scored = tiny_run.parts.predictor, tiny_run.parts.searched("test"), list[range]()
-    real = score.score_shard
+    real = split_scoring.score_shard
 
     def counted(*given: Any) -> Any:
         scored.append(given[5])
@@ -108,7 +108,7 @@ def test_shards_that_were_scored_are_not_scored_again(
             raise Interrupted
         return real(*given)
 
-    monkeypatch.setattr(score, "score_shard", counted)
+    monkeypatch.setattr(split_scoring, "score_shard", counted)
     for attempt in (Interrupted, None):
         with Draft(tmp_path / "report", "eval", {}) as draft:
             if attempt:

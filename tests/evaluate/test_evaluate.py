@@ -14,7 +14,7 @@ import torch
 from gnnlm.artifact import Artifact, Draft, write_json
 from gnnlm.errors import ArtifactError
 from gnnlm.evaluate.report import Report, ScoredTest, read_report
-from gnnlm.evaluate.tables import cells, change_words, markdown, notes
+from gnnlm.evaluate.report_tables import cells, change_words, markdown, notes
 from gnnlm.evaluate.tune import Grid, tune_mixes
 from gnnlm.predict import bootstrap
 from gnnlm.predict.bootstrap import bootstrap_interval

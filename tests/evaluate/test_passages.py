@@ -17,14 +17,21 @@ from gnnlm.artifact import read_manifest
 from gnnlm.config import Config, parse_config
 from gnnlm.datastore.encode import encode_jobs, texts_of
 from gnnlm.errors import ArtifactError, ConfigError
-from gnnlm.evaluate import passages as module
+from gnnlm.evaluate import context_retrieval as module
+from gnnlm.evaluate.context_retrieval import (
+    Setting,
+    first_positions,
+    first_settings,
+    other_queries,
+    other_strides,
+    passage_jobs,
+)
 from gnnlm.evaluate.passage_rows import LATER
-from gnnlm.evaluate.passages import Setting, first_positions, first_settings, other_queries, other_strides, passage_jobs
 from gnnlm.evaluate.report import read_report
-from gnnlm.evaluate.tables import markdown
+from gnnlm.evaluate.report_tables import markdown
 from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs
 from gnnlm.predict.predictor import PREDICTORS
-from gnnlm.retrieval.passages import PassageIndex
+from gnnlm.retrieval.bm25 import PassageIndex
 from gnnlm.run import Run
 from gnnlm.run.sizes import amounts, describe
 from tests.cli import error_line, gnnlm

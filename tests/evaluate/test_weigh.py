@@ -18,13 +18,13 @@ from torch import Tensor
 import gnnlm as gnnlm_module
 from gnnlm.artifact import Draft, read_manifest
 from gnnlm.config import load_config
+from gnnlm.evaluate.mix_weight import FOLDS, Sample, choose_weights, fit_first, fit_weights, folds_of, sample_text
 from gnnlm.evaluate.report import WeightRow, read_report
-from gnnlm.evaluate.tables import markdown
-from gnnlm.evaluate.weigh import FOLDS, Sample, choose_weights, fit_first, fit_weights, folds_of, sample_text
+from gnnlm.evaluate.report_tables import markdown
 from gnnlm.predict.gate import FEATURES
 from gnnlm.predict.knn import Evidence, Mix
 from gnnlm.predict.predictor import PREDICTORS
-from gnnlm.predict.score import score_surely
+from gnnlm.predict.split_scoring import score_surely
 from gnnlm.run import Run
 
 LAMBDAS = tuple(round(0.05 * i, 2) for i in range(20))

@@ -29,14 +29,14 @@ from tests.faults.power import MODES, Power
 
 LIBRARIES = (
     "faiss",
-    "gnnlm.cli.app",
-    "gnnlm.evaluate.evaluate",
+    "gnnlm.cli.commands",
+    "gnnlm.evaluate.evaluation",
     "gnnlm.library.library",
-    "gnnlm.predict.cache",
+    "gnnlm.predict.window_cache",
     "gnnlm.retrieval.faiss_index",
     "gnnlm.retrieval.search",
     "gnnlm.train.finetune",
-    "gnnlm.train.gnn",
+    "gnnlm.train.train_gnn",
     "gnnlm.evaluate.tune",
     "matplotlib.figure",
     "torch.utils.tensorboard",

@@ -16,8 +16,8 @@ from typing import Any
 from gnnlm.artifact import PARTS, Artifact
 from gnnlm.artifact.manifest import MANIFEST, manifest_fingerprint, read_manifest
 from gnnlm.generation import read_current
-from gnnlm.generation.place import generation_file
-from gnnlm.library.probes import Probes
+from gnnlm.generation.current import generation_file
+from gnnlm.library.erase_scan import Probes
 from tests.faults.fault import Ended, Fault, Signal, command, forked, run_command
 from tests.library.conftest import make_text
 

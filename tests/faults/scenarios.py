@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from gnnlm.artifact import Artifact
-from gnnlm.artifact.place import settle
+from gnnlm.artifact.ownership import settle
 from gnnlm.run.stages import STAGES
 from tests.conftest import TINY, merge, save_tiny_lm, write_texts
 from tests.faults.fault import Ended, Fault, command

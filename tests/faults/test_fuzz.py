@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from gnnlm.artifact import Artifact, fingerprint, state_of
-from gnnlm.artifact.place import damage, settle
+from gnnlm.artifact.ownership import damage, settle
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.generation import Generation, Refitted, Segment, commit, current_number, read_current

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gnnlm.artifact import Artifact, Draft, disk, state_of, write_json
-from gnnlm.artifact.place import remove_other_parts, settle
+from gnnlm.artifact.ownership import remove_other_parts, settle
 from gnnlm.errors import ArtifactError
 from tests.faults.fault import KINDS, Fault, forked
 from tests.faults.scenarios import SCENARIOS, Scenario, World

@@ -29,7 +29,7 @@ from gnnlm.generation import (
     pinned,
     read_current,
 )
-from gnnlm.generation.place import forget_uncommitted, generation_file
+from gnnlm.generation.current import forget_uncommitted, generation_file
 from gnnlm.run.lock import LOCK, locked
 
 numbers = st.lists(st.integers(0, 9), unique=True).map(lambda found: tuple(sorted(found)))
@@ -123,7 +123,7 @@ def test_a_reader_that_is_overtaken_while_it_opens_moves_with_current(
     commit(tmp_path, Generation(1))
     commit(tmp_path, Generation(2))
     seen = iter([1, 2, 2])
-    monkeypatch.setattr("gnnlm.generation.place.current_number", lambda root: next(seen))
+    monkeypatch.setattr("gnnlm.generation.current.current_number", lambda root: next(seen))
     found, lease = pinned(tmp_path)
     assert found == Generation(2)
     assert lease.generation == 2

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import gnnlm.gnn.model as model_module
 from gnnlm.config import GnnConfig
 from gnnlm.errors import ConfigError
+from gnnlm.gnn.gnn_options import resolve_options
 from gnnlm.gnn.model import GnnModel
-from gnnlm.gnn.options import resolve_options
 from tests.gnn.graphs import random_graph
 from tests.reference.layer import run_model
 

@@ -16,7 +16,7 @@ import pytest
 
 from gnnlm.config import parse_config
 from gnnlm.run import Run
-from gnnlm.serve import page as page_files
+from gnnlm.serve import static_page as page_files
 from gnnlm.serve.limits import Limits
 from gnnlm.serve.runs import Runs, open_runs
 from tests.conftest import TINY, merge, write_texts

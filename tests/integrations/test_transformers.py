@@ -31,7 +31,7 @@ import gnnlm
 from gnnlm.book import Book
 from gnnlm.config import parse_config
 from gnnlm.errors import GnnlmError
-from gnnlm.integrations.cache import OpenBookCache
+from gnnlm.integrations.past_cache import OpenBookCache
 from gnnlm.integrations.transformers import OpenBookConfig, OpenBookForCausalLM, drafted
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.open_book import OpenBook

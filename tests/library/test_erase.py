@@ -16,9 +16,9 @@ from gnnlm.artifact import Artifact
 from gnnlm.config import load_config, parse_config
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Holder
-from gnnlm.library.changes import Erased
+from gnnlm.library.erase_scan import Probes
 from gnnlm.library.library import Library
-from gnnlm.library.probes import Probes
+from gnnlm.library.results import Erased
 from gnnlm.run import Run
 from gnnlm.run.doctor import examine
 from tests.cli import error_line

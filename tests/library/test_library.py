@@ -20,7 +20,7 @@ from gnnlm.generation import current_number, leases_of
 from gnnlm.library.library import Library
 from gnnlm.predict.open_book import OpenBook
 from gnnlm.run import Run
-from gnnlm.write.draft import Drafter
+from gnnlm.write.drafter import Drafter
 from tests.conftest import WriteConfig, merge, write_texts
 from tests.library.conftest import make_text
 
@@ -433,7 +433,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(root: Path, library: L
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gnnlm.library.writing.commit", killed)
+    monkeypatch.setattr("gnnlm.library.transaction.commit", killed)
     with pytest.raises(KeyboardInterrupt):
         library.add_texts({"new": make_text(1)})
     monkeypatch.undo()

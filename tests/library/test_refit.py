@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gnnlm
-from gnnlm.artifact import reading
+from gnnlm.artifact import reader
 from gnnlm.config import load_config, parse_config
 from gnnlm.errors import ArtifactError, ConfigError, LimitError
 from gnnlm.generation import current_number, read_current
@@ -320,7 +320,7 @@ def test_where_no_more_files_may_be_open_nothing_is_taken_for_damaged(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "open", no_more, raising=False)
+        patch.setattr(reader, "open", no_more, raising=False)
         with pytest.raises(LimitError, match="no more open files"):
             changed.renew()
     assert len(tried) == 1

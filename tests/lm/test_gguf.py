@@ -15,7 +15,7 @@ import transformers
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.lm.hf import HFModel, resolve_model
-from gnnlm.lm.load import load_lm
+from gnnlm.lm.load_lm import load_lm
 from gnnlm.lm.pretrained import save_hf
 from tests.conftest import make_tokenizer, save_tiny_lm
 

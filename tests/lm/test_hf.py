@@ -19,7 +19,7 @@ from gnnlm.lm import hf
 from gnnlm.lm.adaptive_softmax import load_head
 from gnnlm.lm.head import SoftmaxHead
 from gnnlm.lm.hf import HFModel, model_fingerprint, resolve_model
-from gnnlm.lm.load import load_lm
+from gnnlm.lm.load_lm import load_lm
 from tests.conftest import make_tokenizer, save_tiny_lm
 
 SMALL: dict[str, Any] = {"vocab_size": 300, "max_position_embeddings": 64}

@@ -17,9 +17,9 @@ from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.lm import hf
 from gnnlm.lm.adaptive import AdaptiveOptions
-from gnnlm.lm.load import load_lm
+from gnnlm.lm.base_lm import BaseLM
+from gnnlm.lm.load_lm import load_lm
 from gnnlm.lm.native import NativeLM, make_model
-from gnnlm.lm.protocol import BaseLM
 from tests.cli import Process, error_line, finished
 from tests.conftest import WriteConfig, make_tokenizer, save_tiny_lm
 

@@ -19,13 +19,13 @@ from gnnlm.config import LMConfig
 from gnnlm.datastore.encode import encode_tokens
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.adaptive import AdaptiveTransformer
+from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.hf import HFModel
 from gnnlm.lm.hf_stream import Way
 from gnnlm.lm.native import NativeLM
 from gnnlm.lm.past import BLOCK, KeyValues
-from gnnlm.lm.protocol import BaseLM
-from gnnlm.lm.reader import LMPast, Read, Reader
 from gnnlm.lm.transformer_xl import TransformerXL
+from gnnlm.lm.window_reader import LMPast, Read, Reader
 from tests.conftest import make_tokenizer
 from tests.lm.test_adaptive import SMALL as SMALL_ADAPTIVE
 from tests.lm.test_transformer_xl import SMALL as SMALL_XL

@@ -16,7 +16,7 @@ from gnnlm.config import LMConfig, parse_config
 from gnnlm.corpus.vocabulary import ByteVocabulary, WordVocabulary
 from gnnlm.errors import CorpusError, ModelError
 from gnnlm.lm.hf import HFModel
-from gnnlm.lm.load import load_lm
+from gnnlm.lm.load_lm import load_lm
 from gnnlm.lm.tokens import TokenText
 from gnnlm.run import Run
 from tests.conftest import make_tokenizer, merge, save_tiny_lm

@@ -17,9 +17,9 @@ from gnnlm.config import parse_config
 from gnnlm.datastore.store import Store
 from gnnlm.datastore.tables import JoinedTable, joined_table
 from gnnlm.errors import GnnlmError
-from gnnlm.predict.cache import WindowCache
 from gnnlm.predict.open_book import OpenBook
 from gnnlm.predict.predictor import PREDICTORS
+from gnnlm.predict.window_cache import WindowCache
 from gnnlm.retrieval.segmented import SegmentedIndex
 from gnnlm.run import Run
 from tests.conftest import merge

@@ -18,9 +18,9 @@ from gnnlm.datastore.tables import JoinedTable
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.batch import Context, Graph
-from gnnlm.predict import cache as module
-from gnnlm.predict.cache import Trial, WindowCache, build_cache, open_cache, table_shapes
+from gnnlm.predict import window_cache as module
 from gnnlm.predict.graphs import GraphBuilder
+from gnnlm.predict.window_cache import Trial, WindowCache, build_cache, open_cache, table_shapes
 from gnnlm.retrieval.neighbours import Neighbours
 from tests.gnn.test_layer import CASES, EMBEDDINGS, make_model
 from tests.reference.layer import run_model

@@ -18,7 +18,7 @@ from gnnlm.lm.head import Confidence, Head, SoftmaxHead
 from gnnlm.predict.gate import FEATURES, Gate
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import PREDICTORS, Predictor
-from gnnlm.predict.score import score_text
+from gnnlm.predict.split_scoring import score_text
 from gnnlm.run import Run
 from tests.reference.gate import gate_features, gate_weight
 

@@ -22,7 +22,7 @@ from gnnlm.errors import GnnlmError
 from gnnlm.predict import open_book as module
 from gnnlm.predict.open_book import OpenBook, Past
 from gnnlm.predict.predictor import PREDICTORS, Prediction
-from gnnlm.predict.score import score_text
+from gnnlm.predict.split_scoring import score_text
 from gnnlm.retrieval.neighbours import Neighbours
 from gnnlm.run import Run
 from tests.conftest import TINY, merge

@@ -11,11 +11,11 @@ import torch
 
 from gnnlm.config import Config, LMConfig, parse_config
 from gnnlm.datastore.encode import encode_tokens
+from gnnlm.gnn.gnn_options import resolve_options
 from gnnlm.gnn.model import GnnModel
-from gnnlm.gnn.options import resolve_options
 from gnnlm.graph.batch import Context, Windows, build_graph, window_positions
-from gnnlm.lm.load import load_lm
-from gnnlm.lm.protocol import BaseLM
+from gnnlm.lm.base_lm import BaseLM
+from gnnlm.lm.load_lm import load_lm
 from gnnlm.retrieval.exact import ExactIndex
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.search import LeakageRule

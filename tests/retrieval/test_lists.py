@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from gnnlm.artifact import draft as drafts
 from gnnlm.config import IndexConfig, parse_config
-from gnnlm.retrieval import choice, faiss_build, faiss_index, lists, nearest
+from gnnlm.retrieval import auto_index, faiss_build, faiss_index, ivf_scan, top_k
 from gnnlm.retrieval import search as search_module
 from gnnlm.retrieval.faiss_index import FaissIndex
 from gnnlm.retrieval.index import Allowed, Rows, keys_of, open_exact
-from gnnlm.retrieval.lists import Lists
-from gnnlm.retrieval.nearest import SPACE, Nearest
-from gnnlm.retrieval.recall import recall_of
+from gnnlm.retrieval.index_recall import recall_of
+from gnnlm.retrieval.ivf_scan import Lists
 from gnnlm.retrieval.segmented import SegmentedIndex
+from gnnlm.retrieval.top_k import SPACE, Nearest
 from gnnlm.run import Run
 from tests.conftest import merge
 
@@ -87,8 +87,8 @@ def test_lists_are_searched_as_faiss_does(factory: str, keys: Any) -> None:
         np.testing.assert_allclose(-scores[there], distances[there], rtol=1e-3, atol=1e-3)
         assert np.mean((positions == rows)[there]) > 0.97  # all but near ties
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(nearest, "NUMBERS_AT_ONCE", 700)
-            patch.setattr(lists, "PIECE", 7)
+            patch.setattr(top_k, "NUMBERS_AT_ONCE", 700)
+            patch.setattr(ivf_scan, "PIECE", 7)
             again, _ = found.search(asked, 30)
         assert np.mean((positions == again)[there]) > 0.97
 
@@ -181,7 +181,7 @@ def searched(run: Run, root: Path, **changes: Any) -> Run:
 def test_every_kind_over_segments(
     kind: str, more: dict[str, Any], in_segments: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "EXACT_ROWS", 100)
+    monkeypatch.setattr(auto_index, "EXACT_ROWS", 100)
     monkeypatch.setattr(faiss_build, "LEVELS", 1)
     run = searched(in_segments, tmp_path / "run", index={"kind": kind, "probes": 6, **more})
     facts = run.artifact("index").facts
@@ -229,12 +229,12 @@ def test_queries_are_assigned_once(in_segments: Run, tmp_path: Path, monkeypatch
 def test_an_older_name_is_the_same_index(tmp_path: Path) -> None:
     old, new = IndexConfig(kind="ivfpq"), IndexConfig(kind="paper")
     assert old == new
-    assert choice.factory_of(new, 1_000_000) == "OPQ64,IVF4000,PQ64"
+    assert auto_index.factory_of(new, 1_000_000) == "OPQ64,IVF4000,PQ64"
 
 
 def test_what_auto_chooses_depends_on_sizes_alone() -> None:
     def kind(rows: int, width: int, **more: Any) -> str:
-        return choice.choose_index(IndexConfig(kind="auto", **more), rows, width).kind
+        return auto_index.choose_index(IndexConfig(kind="auto", **more), rows, width).kind
 
     assert kind(65_536, 576) == "exact"
     assert kind(65_537, 576) == "IVF512,SQfp16"

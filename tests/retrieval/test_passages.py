@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnlm.errors import ConfigError
-from gnnlm.retrieval.passages import PassageIndex, plan_passages
+from gnnlm.retrieval.bm25 import PassageIndex, plan_passages
 from tests.reference.bm25 import bm25_score
 
 TOKEN = st.integers(0, 12)

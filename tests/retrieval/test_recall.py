@@ -9,8 +9,8 @@ import torch
 
 from gnnlm.retrieval.exact import ExactIndex
 from gnnlm.retrieval.index import as_keys, open_exact
+from gnnlm.retrieval.index_recall import recall_of
 from gnnlm.retrieval.neighbours import Neighbours
-from gnnlm.retrieval.recall import recall_of
 from gnnlm.run import Run
 
 

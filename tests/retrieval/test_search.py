@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gnnlm.artifact import Draft
 from gnnlm.config import IndexConfig
 from gnnlm.errors import ConfigError
-from gnnlm.retrieval import choice, faiss_build
+from gnnlm.retrieval import auto_index, faiss_build
 from gnnlm.retrieval import exact as exact_module
 from gnnlm.retrieval import faiss_index as module
 from gnnlm.retrieval.exact import ExactIndex
@@ -271,7 +271,7 @@ def test_many_clusters_are_found_through_a_graph(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faiss_build, "TRAIN_ROWS", 8)
-    monkeypatch.setattr(choice, "MANY_CLUSTERS", 16)
+    monkeypatch.setattr(auto_index, "MANY_CLUSTERS", 16)
     store, stream = tiny_run.artifact("encode"), tiny_run.parts.streams["train"]
     made = build_index(
         Draft(tmp_path / "index", "index", {}), store, stream, IndexConfig(kind="ivf", clusters=40), seed=0

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from gnnlm.config import IndexConfig
 from gnnlm.retrieval.exact import ExactIndex
 from gnnlm.retrieval.index import Allowed, Rows
+from gnnlm.retrieval.index_recall import recall_of
 from gnnlm.retrieval.neighbours import Neighbours
-from gnnlm.retrieval.recall import recall_of
 from gnnlm.retrieval.segmented import SegmentedIndex
 from tests.retrieval.test_search import faiss_over
 

@@ -16,11 +16,11 @@ import pytest
 from gnnlm.book import Book
 from gnnlm.run import Run
 from gnnlm.serve.app import make_desk
-from gnnlm.serve.desk import Desk
+from gnnlm.serve.context import Desk
 from gnnlm.serve.limits import Limits, checked_keys
-from gnnlm.serve.listening import address_of, bind
 from gnnlm.serve.runs import Runs, Served, open_runs
 from gnnlm.serve.server import make_server
+from gnnlm.serve.socket import address_of, bind
 from tests.cli import Process
 
 SMALL = Limits(max_tokens=400, max_prompt=600, max_texts=12, max_body=100_000, batch=6)

@@ -311,7 +311,7 @@ def test_a_client_that_does_not_read_is_given_up(serve: Serving) -> None:
 
 
 def test_a_failing_step_fails_its_requests_only(serve: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gnnlm.write.loop import Writer
+    from gnnlm.write.batch_loop import Writer
 
     with serve() as (address, _):
         with monkeypatch.context() as patched:

@@ -20,13 +20,13 @@ import gnnlm
 from gnnlm.config import parse_config
 from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.evaluate.ngram import score_ngram
-from gnnlm.predict.score import score_text
+from gnnlm.predict.split_scoring import score_text
 from gnnlm.retrieval.index import keys_of
 from gnnlm.run import Run
 from gnnlm.run.stages import _warn_of_positions
 from gnnlm.train import fit as fit_module
 from gnnlm.train.data import IGNORED, Lanes, Pieces, Start, TextBlocks
-from gnnlm.train.lm import LMTask
+from gnnlm.train.train_lm import LMTask
 from tests.cli import gnnlm_killed
 from tests.conftest import TINY, merge
 

@@ -17,13 +17,13 @@ from gnnlm import progress
 from gnnlm.artifact import Draft
 from gnnlm.config import Phase, TrainConfig, Training, parse_config
 from gnnlm.errors import TrainingError
+from gnnlm.gnn.gnn_options import resolve_options
 from gnnlm.gnn.model import GnnModel
-from gnnlm.gnn.options import resolve_options
 from gnnlm.run import Run
 from gnnlm.train.data import BlockOrder
 from gnnlm.train.fit import Fitting
-from gnnlm.train.gnn import Curriculum, GnnTask, Texts, train_gnn
 from gnnlm.train.schedule import Plan
+from gnnlm.train.train_gnn import Curriculum, GnnTask, Texts, train_gnn
 
 
 @given(positions=st.integers(2, 200), block=st.integers(1, 30), batch=st.integers(1, 4), step=st.integers(0, 50))

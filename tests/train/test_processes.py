@@ -25,9 +25,9 @@ from gnnlm.errors import GnnlmError
 from gnnlm.lm.architecture import ONLY_ADAPTIVE
 from gnnlm.run import Run
 from gnnlm.run.follow import follow
-from gnnlm.train.gnn import GnnTask
-from gnnlm.train.lm import LMTask
 from gnnlm.train.processes import Lost, Processes, joined
+from gnnlm.train.train_gnn import GnnTask
+from gnnlm.train.train_lm import LMTask
 from tests.conftest import TINY, merge
 from tests.train.test_lm import CASES, FINETUNE, SCRATCH
 

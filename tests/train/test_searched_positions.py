@@ -15,7 +15,7 @@ from gnnlm.errors import ArtifactError
 from gnnlm.run import Run, inputs
 from gnnlm.run.doctor import examine
 from gnnlm.run.plan import _searched_of_train
-from gnnlm.train.gnn import block_order, read_lines, sampled_lines
+from gnnlm.train.train_gnn import block_order, read_lines, sampled_lines
 from tests.conftest import merge
 
 

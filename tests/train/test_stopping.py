@@ -17,8 +17,8 @@ import pytest
 from gnnlm.config import load_config, parse_config
 from gnnlm.errors import TrainingError
 from gnnlm.run import Run
-from gnnlm.train.lm import LMTask
 from gnnlm.train.signals import HeldSignals
+from gnnlm.train.train_lm import LMTask
 from tests.cli import Process, error_line, finished, gnnlm
 from tests.conftest import TINY, merge
 from tests.train.test_lm import CASES, FINETUNE, SCRATCH, tree

@@ -15,9 +15,9 @@ import gnnlm
 from gnnlm.book import Book
 from gnnlm.predict.open_book import BLOCK
 from gnnlm.predict.predictor import PREDICTORS
-from gnnlm.write import loop
+from gnnlm.write import batch_loop
+from gnnlm.write.attribution import Generation
 from gnnlm.write.request import Pen, request
-from gnnlm.write.sources import Generation
 from tests.conftest import TINY, merge
 from tests.write.test_writing import FP32, PROMPT, built
 
@@ -69,7 +69,7 @@ def test_texts_that_join_at_different_steps(
 ) -> None:
     """Different prompts, samplings, stop strings, filters and lengths in one batch."""
     if drafting:
-        monkeypatch.setattr(loop, "best_length", lambda expected, costs: max(map(len, expected)) - 1)
+        monkeypatch.setattr(batch_loop, "best_length", lambda expected, costs: max(map(len, expected)) - 1)
     pen = Pen(book.model)
     writer = pen.writer(predictor)
     texts = [(PROMPTS[n % len(PROMPTS)], {"draft": drafting, **ORDERS[n]}, 5 + 9 * n) for n in range(len(ORDERS))]
@@ -196,7 +196,7 @@ def test_tokens_are_settled_when_their_text_is(book: Book) -> None:
     assert len(given) >= len(whole.tokens) - 4
 
 
-def start(book: Book, writer: loop.Writer, prompt: str, options: dict[str, Any], length: int) -> list[Any]:
+def start(book: Book, writer: batch_loop.Writer, prompt: str, options: dict[str, Any], length: int) -> list[Any]:
     filters = {name: options.get(name) for name in ("only", "exclude")}
     others = {name: value for name, value in options.items() if name not in filters}
     asked = request(predictor=writer.predictor, max_tokens=length, **others)

@@ -8,7 +8,7 @@ import pytest
 import gnnlm
 from gnnlm.book import Book
 from gnnlm.errors import GnnlmError
-from gnnlm.predict.own import NAME
+from gnnlm.predict.own_past import NAME
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.run import Run
 from tests.predict.test_own_past import repeating

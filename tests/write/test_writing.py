@@ -17,10 +17,10 @@ from gnnlm.config import parse_config
 from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.run import Run
-from gnnlm.write import loop
-from gnnlm.write.draft import Costs, Drafter
+from gnnlm.write import batch_loop
+from gnnlm.write.attribution import Generation
+from gnnlm.write.drafter import Costs, Drafter
 from gnnlm.write.request import request
-from gnnlm.write.sources import Generation
 from tests.conftest import TINY, merge
 
 FP32 = {"store": {"dtype": "fp32"}, "cache": {"dtype": "fp32"}, "tune": {"lambdas": [0.3]}}
@@ -48,7 +48,7 @@ def book(tiny_lm_dir: Path, text_dir: Path, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft as much as possible, whatever the times and chances are."""
-    monkeypatch.setattr(loop, "best_length", lambda expected, costs: max(map(len, expected)) - 1)
+    monkeypatch.setattr(batch_loop, "best_length", lambda expected, costs: max(map(len, expected)) - 1)
 
 
 @pytest.mark.usefixtures("drafts")
@@ -309,7 +309,7 @@ def test_bad_prompts_are_one_line(book: Book, prompt: Any) -> None:
 
 def test_finished_texts_leave_the_batch(book: Book) -> None:
     order = request(max_tokens=6).order(book.model, None)
-    writer = loop.Writer(book.model, order.predictor, Drafter(book.model.store), Costs())
+    writer = batch_loop.Writer(book.model, order.predictor, Drafter(book.model.store), Costs())
     (first,), (second,) = writer.add([1], order), writer.add([2, 3], order)
     writer.step()
     writer.stop(first, "interrupted")

@@ -17,8 +17,9 @@ This package does not know what the stages are.
 """
 
 from gnnlm.artifact.blocks import Array, CheckedArray
+from gnnlm.artifact.concatenated import Files, Joined, files_of, joined
 from gnnlm.artifact.draft import ArrayWriter, Draft, found_part, make_part, npy_header
-from gnnlm.artifact.files import (
+from gnnlm.artifact.file_io import (
     file_digest,
     free_space,
     human_bytes,
@@ -29,7 +30,6 @@ from gnnlm.artifact.files import (
     write_whole,
     writing,
 )
-from gnnlm.artifact.joined import Files, Joined, files_of, joined
 from gnnlm.artifact.manifest import (
     ADDED,
     PARTS,
@@ -41,8 +41,8 @@ from gnnlm.artifact.manifest import (
     plain,
     read_manifest,
 )
-from gnnlm.artifact.place import State, bytes_of, state_of
-from gnnlm.artifact.reading import Artifact
+from gnnlm.artifact.ownership import State, bytes_of, state_of
+from gnnlm.artifact.reader import Artifact
 
 __all__ = [
     "ADDED",

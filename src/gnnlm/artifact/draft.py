@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gnnlm.artifact import disk
 from gnnlm.artifact.blocks import Array, crc32_of, file_entry
-from gnnlm.artifact.files import require_space, telling, write_json
+from gnnlm.artifact.file_io import require_space, telling, write_json
 from gnnlm.artifact.manifest import (
     MANIFEST,
     differences,
@@ -29,7 +29,7 @@ from gnnlm.artifact.manifest import (
     read_manifest,
     sealed,
 )
-from gnnlm.artifact.place import (
+from gnnlm.artifact.ownership import (
     JOURNAL,
     NAMES,
     bytes_of,
@@ -42,7 +42,7 @@ from gnnlm.artifact.place import (
     settle,
     state_of,
 )
-from gnnlm.artifact.reading import Artifact
+from gnnlm.artifact.reader import Artifact
 from gnnlm.errors import ArtifactError
 from gnnlm.progress import warn
 

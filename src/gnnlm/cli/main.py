@@ -34,7 +34,7 @@ def main() -> None:
     """Run the command line; every error becomes one line that says what to do."""
     try:
         _on_signal(_leave)
-        from gnnlm.cli.app import app
+        from gnnlm.cli.commands import app
 
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             _join(app)

@@ -4,14 +4,14 @@ The fields of a section are in the file named after what they configure. `schema
 a file with `plain_yaml.py`, and `words.py` words the complaints. Knows nothing of what the stages do with the values.
 """
 
-from gnnlm.config.corpus import CorpusConfig
-from gnnlm.config.evaluation import ContextRetrievalConfig, EvalConfig, TuneConfig
-from gnnlm.config.lm import SCRATCH, ArchitectureConfig, FinetuneConfig, FitConfig, LMConfig, LMTrainConfig
-from gnnlm.config.load import changed, dump_config, load_config, parse_config
-from gnnlm.config.network import CacheConfig, GnnConfig, Phase, TrainConfig
-from gnnlm.config.retrieval import CodecConfig, IndexConfig, SearchConfig, StoreConfig
-from gnnlm.config.schema import Config, field_names, flat
-from gnnlm.config.section import Section, Training
+from gnnlm.config.config_file import changed, dump_config, load_config, parse_config
+from gnnlm.config.config_model import Config, field_names, flat
+from gnnlm.config.config_section import Section, Training
+from gnnlm.config.corpus_config import CorpusConfig
+from gnnlm.config.evaluation_config import ContextRetrievalConfig, EvalConfig, TuneConfig
+from gnnlm.config.lm_config import SCRATCH, ArchitectureConfig, FinetuneConfig, FitConfig, LMConfig, LMTrainConfig
+from gnnlm.config.network_config import CacheConfig, GnnConfig, Phase, TrainConfig
+from gnnlm.config.retrieval_config import CodecConfig, IndexConfig, SearchConfig, StoreConfig
 
 __all__ = [
     "SCRATCH",

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gnnlm.config.corpus import BENCHMARK_NAMES
-from gnnlm.config.lm import SCRATCH
-from gnnlm.config.schema import Config
+from gnnlm.config.config_model import Config
+from gnnlm.config.corpus_config import BENCHMARK_NAMES
+from gnnlm.config.lm_config import SCRATCH
 
 RUN = "$RUN"
 PATHS = {"lm": ("model",), "corpus": ("source", "data_dir", "dataset", "train", "valid", "test")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gnnlm.config.schema import Config
+    from gnnlm.config.config_model import Config
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {

@@ -7,9 +7,9 @@ from itertools import count
 from pathlib import Path
 
 from gnnlm.artifact import disk, write_json, write_whole
-from gnnlm.config.load import dump_config, load_config
+from gnnlm.config.config_file import dump_config, load_config
+from gnnlm.config.config_model import Config
 from gnnlm.config.paths import portable
-from gnnlm.config.schema import Config
 from gnnlm.errors import ConfigError
 from gnnlm.progress import warn
 

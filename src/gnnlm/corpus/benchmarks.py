@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gnnlm.corpus.files import read_bytes, reason_of
 from gnnlm.corpus.sources import Document, Documents
 from gnnlm.corpus.stream import SPLITS
+from gnnlm.corpus.text_files import read_bytes, reason_of
 from gnnlm.corpus.vocabulary import WORD
 from gnnlm.errors import CorpusError
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CorpusConfig, StoreConfig
 from gnnlm.corpus.benchmarks import BENCHMARKS, benchmark_fingerprint, read_benchmark
-from gnnlm.corpus.files import expanded
 from gnnlm.corpus.hub import dataset_fingerprint, read_dataset
 from gnnlm.corpus.overlap import Overlap, Seen
 from gnnlm.corpus.sources import PYTHON_DOCS, Document, Documents, read_documents, source_fingerprint
 from gnnlm.corpus.stream import SPLITS, SplitWriter, Tokenize, TokenizedDocument
+from gnnlm.corpus.text_files import expanded
 from gnnlm.corpus.vocabulary import FILE as VOCABULARY
 from gnnlm.corpus.vocabulary import WORD, ByteVocabulary, Vocabulary, WordVocabulary, cut_words
 from gnnlm.errors import CorpusError

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gnnlm.corpus.files import expanded
 from gnnlm.corpus.sources import Document, Documents
+from gnnlm.corpus.text_files import expanded
 from gnnlm.errors import CorpusError
 
 CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps its copies of datasets made by a script

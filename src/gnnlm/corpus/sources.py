@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnlm.corpus.files import Unreadable, cited, find_files, is_json_lines, list_files, read_bytes, read_text
 from gnnlm.corpus.python_docs import python_texts
+from gnnlm.corpus.text_files import Unreadable, cited, find_files, is_json_lines, list_files, read_bytes, read_text
 from gnnlm.errors import CorpusError
 from gnnlm.progress import say, warn
 

@@ -23,7 +23,7 @@ from gnnlm.corpus.stream import Stream, part_name
 from gnnlm.corpus.windows import Window, plan_windows
 from gnnlm.engine import Spread, Task, here, load_arrays, save_arrays
 from gnnlm.errors import ConfigError, ModelError
-from gnnlm.lm.protocol import BaseLM
+from gnnlm.lm.base_lm import BaseLM
 from gnnlm.progress import Track, numbered, warn
 
 Tokens = npt.NDArray[np.int64]

@@ -7,11 +7,11 @@ it is whole: a file that is there is a finished task. The stage appends the file
 This package knows neither stages nor runs: a task's work is a callable that it is given.
 """
 
-from gnnlm.engine.choice import using
+from gnnlm.engine.choose_engine import using
+from gnnlm.engine.engine_protocol import Engine, Held, Place, Recipe, Spread
 from gnnlm.engine.local import HERE, LocalEngine
-from gnnlm.engine.machine import MISSING
-from gnnlm.engine.protocol import Engine, Held, Place, Recipe, Spread
-from gnnlm.engine.task import Task, Work, here, load_arrays, save_arrays
+from gnnlm.engine.machine_check import MISSING
+from gnnlm.engine.shard_task import Task, Work, here, load_arrays, save_arrays
 
 __all__ = [
     "HERE",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnnlm.engine.protocol import Held, Place, Recipe, Spread
-from gnnlm.engine.task import here
+from gnnlm.engine.engine_protocol import Held, Place, Recipe, Spread
+from gnnlm.engine.shard_task import here
 
 
 class LocalEngine:

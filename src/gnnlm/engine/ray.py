@@ -26,10 +26,10 @@ from ray.exceptions import RayError, RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gnnlm.artifact import disk
-from gnnlm.engine.machine import Wanted, difference, pin_threads
-from gnnlm.engine.protocol import Held, Place, Recipe, Spread
+from gnnlm.engine.engine_protocol import Held, Place, Recipe, Spread
+from gnnlm.engine.machine_check import Wanted, difference, pin_threads
+from gnnlm.engine.shard_task import Task, Work
 from gnnlm.engine.storage import Storage, View
-from gnnlm.engine.task import Task, Work
 from gnnlm.errors import EngineError, GnnlmError
 from gnnlm.progress import kept_messages, say, warn
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from gnnlm.artifact import Artifact
 from gnnlm.corpus.stream import Stream
 from gnnlm.evaluate.report import FEW_DOCUMENTS, Report
-from gnnlm.evaluate.tables import change_words, short
+from gnnlm.evaluate.report_tables import change_words, short
 from gnnlm.predict.bootstrap import Floats, Ints, change_interval
 from gnnlm.predict.predictor import LABELS, PREDICTORS, perplexity
 

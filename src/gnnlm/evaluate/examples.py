@@ -15,7 +15,7 @@ from rich.text import Text
 from gnnlm.corpus.stream import Passage, Stream
 from gnnlm.datastore.store import Store
 from gnnlm.predict.predictor import LABELS
-from gnnlm.predict.score import SearchedText
+from gnnlm.predict.split_scoring import SearchedText
 
 LEFT, RIGHT = 14, 6  # tokens shown before and after the one that is predicted
 NEAREST = 3  # retrieved passages shown

@@ -22,7 +22,7 @@ from gnnlm.evaluate.speeds import seconds_each, speeds
 from gnnlm.evaluate.tune import grid_of, tune_mixes
 from gnnlm.predict.bootstrap import Floats, bootstrap_interval, change_interval
 from gnnlm.predict.predictor import MIXED, Predictor, perplexity
-from gnnlm.predict.score import SearchedText, score_text
+from gnnlm.predict.split_scoring import SearchedText, score_text
 from gnnlm.retrieval.index import Index
 from gnnlm.retrieval.neighbours import NeighbourTable
 from gnnlm.retrieval.search import search_table

@@ -8,7 +8,7 @@ from typing import Any
 
 from gnnlm.artifact import writing
 from gnnlm.evaluate.report import Report
-from gnnlm.evaluate.tables import change_words, short
+from gnnlm.evaluate.report_tables import change_words, short
 from gnnlm.predict.predictor import LABELS, perplexity
 
 COLOURS = {"base": "#666666", "knn": "#0072b2", "gnn": "#d55e00", "gnn_knn": "#009e73"}  # told apart without hue too

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from gnnlm.config import TuneConfig
-from gnnlm.config.evaluation import COSINE_TEMPERATURES, L2_TEMPERATURES
+from gnnlm.config.evaluation_config import COSINE_TEMPERATURES, L2_TEMPERATURES
 from gnnlm.datastore.store import Store
-from gnnlm.evaluate.weigh import TINY, Choice, choose_weights, sample_text
-from gnnlm.gnn.options import similarity_unit
+from gnnlm.evaluate.mix_weight import TINY, Choice, choose_weights, sample_text
+from gnnlm.gnn.gnn_options import similarity_unit
 from gnnlm.predict.knn import Mix, bucket_of
 from gnnlm.predict.predictor import MIXED, STATE_OF
-from gnnlm.predict.score import Scored, SearchedText
+from gnnlm.predict.split_scoring import Scored, SearchedText
 from gnnlm.progress import Track
 
 BUCKET_POSITIONS = 200  # the fewest positions that a weight is chosen on

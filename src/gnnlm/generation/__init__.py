@@ -9,9 +9,7 @@ Readers hold a lease on the generation that they opened (`lease.py`), writers ho
 This package does not know what the stages are, or what is in a segment.
 """
 
-from gnnlm.generation.holder import Holder
-from gnnlm.generation.lease import Lease, leases_of
-from gnnlm.generation.place import (
+from gnnlm.generation.current import (
     commit,
     current_number,
     generations_of,
@@ -19,6 +17,8 @@ from gnnlm.generation.place import (
     read_current,
     read_generation,
 )
+from gnnlm.generation.lease import Lease, leases_of
+from gnnlm.generation.process import Holder
 from gnnlm.generation.record import Generation, Refitted, Segment
 
 __all__ = [

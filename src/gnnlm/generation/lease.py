@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnlm.artifact import disk, write_json
-from gnnlm.generation.holder import Holder, began
+from gnnlm.generation.process import Holder, began
 
 FOLDER = "leases"
 

@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnlm.gnn.attend import Coded, attend, attend_projected, gathered, masked_softmax
-from gnnlm.gnn.options import GnnOptions
+from gnnlm.gnn.gnn_options import GnnOptions
 from gnnlm.graph.batch import Graph
-from gnnlm.products import product
+from gnnlm.matmul import product
 
 CONTEXT, NEIGHBOUR = 0, 1  # node types
 INTRA, INTER = 0, 1  # edge types

@@ -27,8 +27,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gnnlm.artifact import writing
 from gnnlm.errors import ArtifactError
+from gnnlm.gnn.gnn_options import GnnOptions
 from gnnlm.gnn.layer import CONTEXT, NEIGHBOUR, GnnLayer, KeysValues, Sources
-from gnnlm.gnn.options import GnnOptions
 from gnnlm.graph.batch import Graph, band_mask
 
 CHUNK_SLOTS = 2048  # window slots that go through all layers at once: they stay in a CPU's cache

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from gnnlm.errors import ConfigError
-from gnnlm.write.writing import Order
+from gnnlm.write.text_state import Order
 
 
 @torch.no_grad()

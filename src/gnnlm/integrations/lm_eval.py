@@ -14,7 +14,7 @@ from typing import Any
 from gnnlm.book import Book, open_book
 from gnnlm.datastore.filter import Names
 from gnnlm.errors import ConfigError, GnnlmError
-from gnnlm.predict.texts import Text, tokenized
+from gnnlm.predict.scoring import Text, tokenized
 from gnnlm.progress import Track
 
 try:

@@ -24,9 +24,9 @@ from gnnlm.book import Book, open_book
 from gnnlm.config import load_config
 from gnnlm.datastore.filter import Names
 from gnnlm.errors import ConfigError
-from gnnlm.integrations.cache import Columns, OpenBookCache, View
 from gnnlm.integrations.drafted import drafted
-from gnnlm.integrations.inputs import checked_ids, kept, new_columns, own_cache
+from gnnlm.integrations.model_inputs import checked_ids, kept, new_columns, own_cache
+from gnnlm.integrations.past_cache import Columns, OpenBookCache, View
 from gnnlm.lm.hf import resolve_model
 from gnnlm.lm.native import is_native
 from gnnlm.lm.pretrained import load_tokenizer

@@ -11,8 +11,8 @@ from gnnlm.artifact import Artifact, Files
 from gnnlm.corpus.stream import TEXT, Stream, TokenizedDocument
 from gnnlm.datastore.filter import Listed, Names
 from gnnlm.generation import Generation, Segment
-from gnnlm.generation.place import generation_file
-from gnnlm.library.changes import Entry
+from gnnlm.generation.current import generation_file
+from gnnlm.library.results import Entry
 from gnnlm.run import Run
 
 Place = tuple[int, int]  # a segment of a generation, and a document of it

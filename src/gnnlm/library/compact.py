@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from gnnlm.artifact import ADDED, Artifact
 from gnnlm.corpus.stream import TextWriter
 from gnnlm.generation import Generation, Segment
-from gnnlm.generation.place import generation_file
+from gnnlm.generation.current import generation_file
 from gnnlm.library.catalogue import text_of
-from gnnlm.library.making import Copied, SegmentMaker
-from gnnlm.library.texts import NewTexts
+from gnnlm.library.ingest import NewTexts
+from gnnlm.library.segment_builder import Copied, SegmentMaker
 from gnnlm.run import Run
 
 

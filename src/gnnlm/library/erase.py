@@ -15,12 +15,12 @@ from pathlib import Path
 
 from gnnlm.artifact import ADDED, PARTS, REFITTED, disk, write_json
 from gnnlm.artifact.manifest import ERASED, MANIFEST, erased_files, places, read_manifest
-from gnnlm.artifact.place import remove_ours
-from gnnlm.corpus.files import cited
+from gnnlm.artifact.ownership import remove_ours
 from gnnlm.corpus.stream import TEXT
+from gnnlm.corpus.text_files import cited
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Generation, Lease, leases_of
-from gnnlm.library.probes import Probes
+from gnnlm.library.erase_scan import Probes
 from gnnlm.run import Run
 from gnnlm.run.leftovers import needed_paths
 

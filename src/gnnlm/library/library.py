@@ -16,16 +16,16 @@ from gnnlm.corpus.sources import Document
 from gnnlm.datastore.filter import Names
 from gnnlm.errors import ConfigError, CorpusError
 from gnnlm.generation import Generation, Refitted, generations_of, read_current
-from gnnlm.generation.place import forget_uncommitted
+from gnnlm.generation.current import forget_uncommitted
 from gnnlm.library.catalogue import Catalogue
-from gnnlm.library.changes import Change, Entry, Erased, Refit
 from gnnlm.library.compact import compacted
+from gnnlm.library.current_evaluation import Evaluated, evaluate_current
 from gnnlm.library.erase import erase_unreferenced, remove_unreferenced
-from gnnlm.library.evaluate import Evaluated, evaluate_current
-from gnnlm.library.making import SegmentMaker
+from gnnlm.library.ingest import NewTexts
 from gnnlm.library.refit import folder_of, refitted
-from gnnlm.library.texts import NewTexts
-from gnnlm.library.writing import Writing, checked_tags
+from gnnlm.library.results import Change, Entry, Erased, Refit
+from gnnlm.library.segment_builder import SegmentMaker
+from gnnlm.library.transaction import Writing, checked_tags
 from gnnlm.run import Run
 from gnnlm.run.at import RunAt
 from gnnlm.run.serving import as_built, check_trained, outdated

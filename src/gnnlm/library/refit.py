@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import REFITTED, Artifact, Draft, read_manifest, state_of
-from gnnlm.artifact.place import settle
+from gnnlm.artifact.ownership import settle
 from gnnlm.errors import ArtifactError, ConfigError, VersionError
 from gnnlm.generation import Generation, Refitted, Segment
 from gnnlm.progress import say
-from gnnlm.retrieval.choice import choose_index
+from gnnlm.retrieval.auto_index import choose_index
 from gnnlm.run import Run
 from gnnlm.run.at import RunAt
 from gnnlm.run.serving import segment_kinds, without_overlap

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnlm.corpus.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from gnnlm.errors import ModelError
-from gnnlm.lm.checkpoint import Conversion, Tensors, read_checkpoint, state_dict
+from gnnlm.lm.foreign_checkpoint import Conversion, Tensors, read_checkpoint, state_dict
 from gnnlm.lm.native import make_model, options_of
 
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

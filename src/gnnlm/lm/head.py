@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gnnlm.artifact import writing
-from gnnlm.products import product
+from gnnlm.matmul import product
 
 CHUNK_LOGITS = 2**25  # logits held at once: 128 MB of float32
 

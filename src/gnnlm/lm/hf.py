@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from gnnlm.errors import ConfigError, ModelError
+from gnnlm.lm.base_lm import Streamed
 from gnnlm.lm.head import SoftmaxHead
-from gnnlm.lm.protocol import Streamed
 from gnnlm.lm.tokens import TokenText
-from gnnlm.products import speed_up
+from gnnlm.matmul import speed_up
 
 if TYPE_CHECKING:
     from gnnlm.lm.hf_stream import HFStream
@@ -111,7 +111,7 @@ def model_fingerprint(name: str) -> str:
 
 
 class HFModel:
-    """A frozen transformers model; see gnnlm.lm.protocol.BaseLM."""
+    """A frozen transformers model; see gnnlm.lm.base_lm.BaseLM."""
 
     start_always = True  # some models are degenerate without it
     receptive_field = None

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from gnnlm.lm.base_lm import Past, Streamed
 from gnnlm.lm.past import Growth, KeyValues
-from gnnlm.lm.protocol import Past, Streamed
 
 STEPS = 16  # forward passes for a model that reads token by token; for more, its window is read again in one
 CACHES = ("past_key_values", "cache_params", "state")  # its names in the families of models

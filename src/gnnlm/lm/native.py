@@ -19,8 +19,8 @@ from gnnlm.artifact import disk
 from gnnlm.corpus.vocabulary import FILE, Vocabulary, load_vocabulary
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer, Output
+from gnnlm.lm.base_lm import Streamed
 from gnnlm.lm.head import Head
-from gnnlm.lm.protocol import Streamed
 from gnnlm.lm.tensors import load_tensors, save_tensors
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions
 
@@ -56,7 +56,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 class NativeLM:
-    """A frozen model of the paper's; see gnnlm.lm.protocol.BaseLM."""
+    """A frozen model of the paper's; see gnnlm.lm.base_lm.BaseLM."""
 
     start_always = False
     ragged = False

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 
 from gnnlm.config import LMConfig
-from gnnlm.corpus.files import cited, read_text
-from gnnlm.corpus.held import HeldText
+from gnnlm.corpus.in_memory import HeldText
 from gnnlm.corpus.sources import check_text
 from gnnlm.corpus.stream import TokenizedDocument
+from gnnlm.corpus.text_files import cited, read_text
 from gnnlm.datastore.encode import encode_jobs, plan_jobs, round_states
 from gnnlm.datastore.store import Segment, Store
 from gnnlm.errors import CorpusError
-from gnnlm.predict.extend import cached_lines, coded_like, with_segments
 from gnnlm.predict.open_book import OpenBook
+from gnnlm.predict.overlay import cached_lines, coded_like, with_segments
 from gnnlm.retrieval.exact import ExactIndex
 from gnnlm.retrieval.index import Index, Rows
 from gnnlm.retrieval.segmented import SegmentedIndex

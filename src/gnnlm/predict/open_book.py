@@ -20,9 +20,9 @@ from gnnlm.datastore.store import Store
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.gnn.model import Carry, Watched
 from gnnlm.graph.batch import Context
-from gnnlm.lm.protocol import BaseLM
-from gnnlm.lm.reader import LMPast, Reader
-from gnnlm.predict.own import OwnPast, OwnText, merged_with_own, over_texts
+from gnnlm.lm.base_lm import BaseLM
+from gnnlm.lm.window_reader import LMPast, Reader
+from gnnlm.predict.own_past import OwnPast, OwnText, merged_with_own, over_texts
 from gnnlm.predict.pointers import Pointers
 from gnnlm.predict.predictor import STATE_OF, Prediction, Predictor
 from gnnlm.retrieval.index import Allowed, Index

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnlm.datastore.store import mapped
-from gnnlm.products import few_rows, product
+from gnnlm.matmul import few_rows, product
 from gnnlm.retrieval.index import Allowed, as_keys
 from gnnlm.retrieval.neighbours import Neighbours
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from gnnlm.artifact import Array
 from gnnlm.retrieval.exact import ExactIndex, sorted_neighbours
 from gnnlm.retrieval.index import Allowed, Rows, as_keys
-from gnnlm.retrieval.lists import Assigned, Lists
+from gnnlm.retrieval.ivf_scan import Assigned, Lists
 from gnnlm.retrieval.neighbours import Neighbours
 
 Floats = npt.NDArray[np.float32]

@@ -26,7 +26,7 @@ from gnnlm.corpus.stream import Stream
 from gnnlm.datastore.store import read_rows
 from gnnlm.engine import Spread, here
 from gnnlm.progress import say
-from gnnlm.retrieval.choice import choose_index
+from gnnlm.retrieval.auto_index import choose_index
 from gnnlm.retrieval.neighbours import Neighbours
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def build_index(
         say(f"index: exact search over {len(rows):,} rows")
         return draft.finish(facts)
     from gnnlm.retrieval.faiss_build import build_faiss_parts
-    from gnnlm.retrieval.live import without_removed
+    from gnnlm.retrieval.tombstones import without_removed
 
     parts = build_faiss_parts(draft, encoded, stream, config, seed, spread, rows)
     index = _opened(parts, encoded, stream, config.metric, config.probes)
@@ -222,7 +222,7 @@ def checked_keys(encoded: Artifact, seed: int) -> Tensor:
 
 def checked_recall(index: Index, encoded: Artifact, rows: Rows | SomeRows, keys_ND: Tensor) -> dict[str, float]:
     """What an index finds for these keys of what exact search of its rows does, for several k, as it is recorded."""
-    from gnnlm.retrieval.recall import recall_of_index
+    from gnnlm.retrieval.index_recall import recall_of_index
 
     found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), rows, CHECKED_KS)
     return {str(k): recall for k, recall in found.items()}

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import Artifact, Draft, State, disk, plain, read_manifest, state_of, write_json, write_whole
-from gnnlm.artifact.place import settle
+from gnnlm.artifact.ownership import settle
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError, GnnlmError
+from gnnlm.evaluate.analysis.analysis_page import Absent, page_of
+from gnnlm.evaluate.analysis.analysis_parts import PARTS, PREPARATIONS, Measurement, Part, Preparation, Training
 from gnnlm.evaluate.analysis.components import BASELINE, Variant, asked_variants
 from gnnlm.evaluate.analysis.figure import png_of, svg_of
 from gnnlm.evaluate.analysis.markdown import markdown_of
-from gnnlm.evaluate.analysis.page import Absent, page_of
-from gnnlm.evaluate.analysis.parts import PARTS, PREPARATIONS, Measurement, Part, Preparation, Training
 from gnnlm.evaluate.analysis.section import Section
 from gnnlm.evaluate.analysis.subject import Subject
 from gnnlm.progress import say, warn

@@ -19,8 +19,8 @@ from torch import Tensor
 from gnnlm.artifact import Draft
 from gnnlm.config import SCRATCH, Config
 from gnnlm.errors import ConfigError, GnnlmError
+from gnnlm.gnn.gnn_options import resolve_options
 from gnnlm.gnn.model import GnnModel
-from gnnlm.gnn.options import resolve_options
 from gnnlm.graph.batch import Context, Graph, Windows, build_graph
 from gnnlm.lm.head import Head, SoftmaxHead
 from gnnlm.retrieval.timing import time_exact, time_inverted, timed
@@ -28,8 +28,8 @@ from gnnlm.run.plan import index_shape
 from gnnlm.run.rates import DISTINCT, Rates, rates_by_size
 from gnnlm.run.sizes import Description, amounts
 from gnnlm.run.speed import Speed
-from gnnlm.train.gnn import make_optimizer
-from gnnlm.train.lm import Losses, hf_losses, native_losses
+from gnnlm.train.train_gnn import make_optimizer
+from gnnlm.train.train_lm import Losses, hf_losses, native_losses
 
 if TYPE_CHECKING:
     from gnnlm.run.run import Run
@@ -87,7 +87,7 @@ def _stage_seconds() -> float:
 def _model(run: Run, about: Description) -> Any:
     """The base model of a run, or an untrained one of its shape; None if it is not at hand, or very large."""
     from gnnlm.lm.architecture import build_model
-    from gnnlm.lm.load import usable_device
+    from gnnlm.lm.load_lm import usable_device
     from gnnlm.lm.native import NativeLM
 
     if run.config.lm.model == SCRATCH:

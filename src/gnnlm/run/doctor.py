@@ -22,10 +22,10 @@ from torch import Tensor
 from gnnlm.artifact import PARTS, Artifact, files_of
 from gnnlm.errors import ArtifactError, GnnlmError, LimitError
 from gnnlm.generation import Generation, pinned
-from gnnlm.generation.place import CURRENT
+from gnnlm.generation.current import CURRENT
 from gnnlm.progress import Track, say
 from gnnlm.retrieval.index import Rows, key_file, keys_of, live_rows
-from gnnlm.retrieval.recall import RECALL_KS, nearest, recall_of_index
+from gnnlm.retrieval.index_recall import RECALL_KS, nearest, recall_of_index
 from gnnlm.retrieval.segmented import SegmentedIndex
 from gnnlm.run.leftovers import erased_segments, unserved_texts
 from gnnlm.run.serving import Serving, check_trained, segment_kinds
@@ -304,7 +304,7 @@ def check_cost(checkup: Checkup) -> None:
     They are those of its tables, or, if the store has changed since, what its index finds.
     """
     from gnnlm.predict.predictor import perplexity
-    from gnnlm.predict.score import SearchedText, score_text
+    from gnnlm.predict.split_scoring import SearchedText, score_text
     from gnnlm.retrieval.neighbours import NeighbourTable
     from gnnlm.retrieval.search import search_table
 

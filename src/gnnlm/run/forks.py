@@ -17,7 +17,7 @@ import numpy as np
 
 from gnnlm.artifact import disk, plain, write_json
 from gnnlm.config import Config, changed, load_config
-from gnnlm.config.network import TrainConfig
+from gnnlm.config.network_config import TrainConfig
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.evaluate.analysis.alternatives import Candidate
 from gnnlm.evaluate.analysis.components import BASELINE, Trained, Variant, variants_of

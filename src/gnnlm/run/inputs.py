@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnlm.artifact import read_manifest
 from gnnlm.config import SCRATCH, flat
-from gnnlm.config.evaluation import COSINE_TEMPERATURES, L2_TEMPERATURES
+from gnnlm.config.evaluation_config import COSINE_TEMPERATURES, L2_TEMPERATURES
 from gnnlm.errors import ArtifactError, CorpusError, ModelError
 from gnnlm.progress import warn
 
@@ -120,7 +120,7 @@ def _codec_inputs(run: Run, _: Facts) -> dict[str, Any]:
 
 
 def _index_inputs(run: Run, facts: Facts) -> dict[str, Any]:
-    from gnnlm.retrieval.choice import choose_index
+    from gnnlm.retrieval.auto_index import choose_index
 
     index, rows = run.config.index, facts["corpus"]["train"]["tokens"]
     kind = choose_index(index, rows, facts["encode"]["width"]).kind
@@ -177,7 +177,7 @@ def _read_by_training(run: Run, facts: Facts) -> dict[str, Any]:
 
 
 def _train_inputs(run: Run, facts: Facts) -> dict[str, Any]:
-    from gnnlm.gnn.options import resolve_options, similarity_best
+    from gnnlm.gnn.gnn_options import resolve_options, similarity_best
 
     config = run.config
     options = resolve_options(config.gnn, facts["encode"]["width"], best=similarity_best(config.index.metric)).as_dict()

@@ -19,21 +19,21 @@ from gnnlm.datastore.store import Store
 from gnnlm.engine import Place
 from gnnlm.gnn.model import GnnModel
 from gnnlm.lm.adaptive_softmax import load_head
+from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.head import Head
-from gnnlm.lm.load import load_lm
-from gnnlm.lm.protocol import BaseLM
-from gnnlm.predict.cache import WindowCache, open_cache
+from gnnlm.lm.load_lm import load_lm
 from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import Predictor
-from gnnlm.predict.score import SearchedText
+from gnnlm.predict.split_scoring import SearchedText
+from gnnlm.predict.window_cache import WindowCache, open_cache
 from gnnlm.progress import say
 from gnnlm.retrieval.index import Ids, Index, keys_of, open_index
 from gnnlm.retrieval.search import LeakageRule, Queries, open_table
 from gnnlm.retrieval.segmented import SegmentedIndex, SpreadIndex
 from gnnlm.run.inputs import READ
 from gnnlm.run.shards import open_group, place_of
-from gnnlm.train.gnn import block_order, read_lines
+from gnnlm.train.train_gnn import block_order, read_lines
 
 if TYPE_CHECKING:
     from gnnlm.run.run import Run

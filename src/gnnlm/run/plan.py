@@ -16,7 +16,7 @@ from gnnlm.run.rates import DISTINCT, NetworkCost, Rates
 from gnnlm.run.sizes import Amount, Description
 
 if TYPE_CHECKING:
-    from gnnlm.gnn.options import GnnOptions
+    from gnnlm.gnn.gnn_options import GnnOptions
 
 CORPUS_RATE = 1e5  # tokens read, split and compared in a second, by one core
 FIGURES = 2.0  # seconds that the report's figures and intervals take
@@ -116,7 +116,7 @@ class IndexShape:
     @property
     def found(self) -> float:
         """How many clusters a key is compared with to find its own: all, or those on a path through an HNSW graph."""
-        from gnnlm.retrieval.choice import MANY_CLUSTERS
+        from gnnlm.retrieval.auto_index import MANY_CLUSTERS
 
         return self.clusters if self.clusters <= MANY_CLUSTERS else 2_000.0
 
@@ -132,14 +132,14 @@ class IndexShape:
     @property
     def row(self) -> float:
         """Bytes of a row in memory: its code, FAISS's id, and its position."""
-        from gnnlm.retrieval.choice import BESIDE_A_CODE
+        from gnnlm.retrieval.auto_index import BESIDE_A_CODE
 
         return float(self.code + BESIDE_A_CODE)
 
 
 def index_shape(config: IndexConfig, rows: int, width: int) -> IndexShape | None:
     """The inverted index over so many rows; None for exact search. Other factory strings count as whole keys."""
-    from gnnlm.retrieval.choice import factory_of, resolved
+    from gnnlm.retrieval.auto_index import factory_of, resolved
 
     config = resolved(config, rows, width)
     if config.kind == "exact":
@@ -206,7 +206,7 @@ def _searched_of_train(config: Config, positions: int) -> int:
 
 
 def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], rates: Rates) -> dict[str, Need]:
-    from gnnlm.gnn.options import resolve_options
+    from gnnlm.gnn.gnn_options import resolve_options
 
     options, train, cost = resolve_options(config.gnn, about.width), config.train, NetworkCost.of(config, about)
     rows, valid = text["train"].positions, text["valid"].positions
@@ -242,7 +242,7 @@ def _tuning_seconds(config: Config, valid: int) -> float:
 
 def _passages_need(config: Config, about: Description, text: dict[str, Amount], rates: Rates) -> Need:
     """At most: consecutive lookups that find the same passages are read once, and the chosen setting may cost less."""
-    from gnnlm.evaluate.passages import Setting, first_settings, other_queries, other_strides
+    from gnnlm.evaluate.context_retrieval import Setting, first_settings, other_queries, other_strides
 
     wanted = config.eval.context_retrieval
     largest = Setting(max(wanted.counts), max(wanted.lengths), wanted.queries[0], max(wanted.strides))
@@ -274,7 +274,7 @@ def _kept_states(options: GnnOptions, checkpoint: bool) -> int:
 
 def _cache_bytes(config: Config, options: GnnOptions, rows: int) -> float:
     """The size of the cache that the config names; for `auto`, of the largest within the limit."""
-    from gnnlm.predict.cache import cache_bytes, table_shapes
+    from gnnlm.predict.window_cache import cache_bytes, table_shapes
 
     if config.cache.form == "none":
         return 0.0

@@ -55,7 +55,7 @@ class NetworkCost:
 
     @classmethod
     def of(cls, config: Config, about: Description) -> NetworkCost:
-        from gnnlm.gnn.options import resolve_options
+        from gnnlm.gnn.gnn_options import resolve_options
 
         options = resolve_options(config.gnn, about.width)
         width = options.width + (options.base_width if options.token_features else 0)

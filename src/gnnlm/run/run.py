@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnlm.artifact import PARTS, Artifact, Draft, State, bytes_of, differences, plain, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
-from gnnlm.artifact.place import check_place, damage, link_artifact, remove_other_parts, settle
+from gnnlm.artifact.ownership import check_place, damage, link_artifact, remove_other_parts, settle
 from gnnlm.config import SCRATCH, Config
 from gnnlm.config.paths import portable
 from gnnlm.config.save import save_config

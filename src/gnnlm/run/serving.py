@@ -19,13 +19,13 @@ from gnnlm.datastore.store import Store
 from gnnlm.engine import Place
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Generation, Segment
-from gnnlm.generation.place import FOLDER
+from gnnlm.generation.current import FOLDER
 from gnnlm.gnn.model import GnnModel
+from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.head import Head
-from gnnlm.lm.protocol import BaseLM
 from gnnlm.retrieval.index import Ids, Index, open_index
-from gnnlm.retrieval.live import without_removed
 from gnnlm.retrieval.segmented import SegmentedIndex
+from gnnlm.retrieval.tombstones import without_removed
 from gnnlm.run.parts import Parts
 
 if TYPE_CHECKING:

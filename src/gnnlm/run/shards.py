@@ -130,7 +130,7 @@ def _search(run: Run, _: str) -> Work:
 
 
 def _quantizers(run: Run, _: str) -> Work:
-    from gnnlm.predict.cache import learn_quantizers
+    from gnnlm.predict.window_cache import learn_quantizers
 
     parts = run.parts
     assert parts.gnn is not None
@@ -138,7 +138,7 @@ def _quantizers(run: Run, _: str) -> Work:
 
 
 def _tables(run: Run, stage: str) -> Work:
-    from gnnlm.predict.cache import TablesWriter, load_quantizers
+    from gnnlm.predict.window_cache import TablesWriter, load_quantizers
 
     parts, config = run.parts, run.config.cache
     assert parts.gnn is not None
@@ -147,7 +147,7 @@ def _tables(run: Run, stage: str) -> Work:
 
 
 def _score(run: Run, stage: str) -> Work:
-    from gnnlm.predict.score import write_shard
+    from gnnlm.predict.split_scoring import write_shard
 
     if stage == "tune":
         return partial(write_shard, run.parts.predictor_with({}), run.parts.searched("valid"))

@@ -78,8 +78,8 @@ def network_parameters(config: Config, width: int) -> int:
     """The parameters of the graph network over a base model of this width; it is not allocated for this."""
     import torch
 
+    from gnnlm.gnn.gnn_options import resolve_options
     from gnnlm.gnn.model import GnnModel
-    from gnnlm.gnn.options import resolve_options
     from gnnlm.lm.head import SoftmaxHead
 
     with torch.device("meta"):

@@ -18,7 +18,7 @@ class Speed:
 
     @classmethod
     def measured(cls, device: str = "auto", seconds: float = 0.3) -> Speed:
-        from gnnlm.lm.load import usable_device
+        from gnnlm.lm.load_lm import usable_device
 
         name = str(usable_device(device))
         fp32 = matrix_speed(name, "float32", seconds)

@@ -19,7 +19,7 @@ from gnnlm.run.segment import cached_from, encoded_from
 if TYPE_CHECKING:
     from gnnlm.run import Run
     from gnnlm.train.fit import Fitting
-    from gnnlm.train.task import Log
+    from gnnlm.train.training_task import Log
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ def _build_lm(run: Run, draft: Draft) -> Artifact:
     from gnnlm.corpus.vocabulary import load_vocabulary
     from gnnlm.lm.architecture import build_model
     from gnnlm.lm.hf import HFModel
-    from gnnlm.lm.load import usable_device
+    from gnnlm.lm.load_lm import usable_device
     from gnnlm.train.finetune import finetune_hf
-    from gnnlm.train.lm import train_native
     from gnnlm.train.logging import tensorboard
     from gnnlm.train.processes import here
+    from gnnlm.train.train_lm import train_native
 
     config, seed, parts = run.config.lm, run.config.seed, run.parts
     if (device := torch.device(usable_device(config.device))).index is not None and here().count == 1:
@@ -102,9 +102,9 @@ def _warn_of_positions(config: LMConfig) -> None:
 def _build_store(run: Run, draft: Draft) -> Artifact:
     from gnnlm.datastore.encode import build_store
     from gnnlm.datastore.quantize import check_bytes
-    from gnnlm.gnn.options import resolve_options
+    from gnnlm.gnn.gnn_options import resolve_options
+    from gnnlm.retrieval.bm25 import open_bm25
     from gnnlm.retrieval.faiss_build import check_index
-    from gnnlm.retrieval.passages import open_bm25
 
     config, lm, streams = run.config, run.parts.lm, run.parts.streams
     _warn_of_positions(config.lm)
@@ -153,10 +153,10 @@ def _build_tables(run: Run, draft: Draft) -> Artifact:
 def _build_gnn(run: Run, draft: Draft) -> Artifact:
     import torch
 
+    from gnnlm.gnn.gnn_options import resolve_options, similarity_best, similarity_unit
     from gnnlm.gnn.model import GnnModel
-    from gnnlm.gnn.options import resolve_options, similarity_best, similarity_unit
-    from gnnlm.train.gnn import Texts, train_gnn
     from gnnlm.train.logging import tensorboard
+    from gnnlm.train.train_gnn import Texts, train_gnn
 
     config, parts = run.config, run.parts
     torch.manual_seed(config.seed)
@@ -173,7 +173,7 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
 def _build_cache(run: Run, draft: Draft) -> Artifact:
     import torch
 
-    from gnnlm.predict.cache import TRIAL_TOKENS, Trial, build_cache
+    from gnnlm.predict.window_cache import TRIAL_TOKENS, Trial, build_cache
 
     parts, valid = run.parts, run.parts.searched("valid")
     assert parts.gnn is not None
@@ -193,7 +193,7 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
     from gnnlm.artifact import write_json
     from gnnlm.evaluate.tune import grid_of, losses_of, tune
     from gnnlm.predict.predictor import perplexity
-    from gnnlm.predict.score import score_surely
+    from gnnlm.predict.split_scoring import score_surely
 
     config, parts, valid = run.config.tune, run.parts, run.parts.searched("valid")
     wanted = ("base",) if parts.gnn is None else ("base", "gnn")
@@ -218,14 +218,14 @@ def _build_tuning(run: Run, draft: Draft) -> Artifact:
 
 
 def _build_passages(run: Run, draft: Draft) -> Artifact:
-    from gnnlm.evaluate.passages import build_passages
+    from gnnlm.evaluate.context_retrieval import build_passages
 
     parts = run.parts
     return build_passages(draft, parts.streams, parts.lm, parts.head, run.artifact("encode"), run.config)
 
 
 def _build_report(run: Run, draft: Draft) -> Artifact:
-    from gnnlm.evaluate.evaluate import Evaluation, build_report
+    from gnnlm.evaluate.evaluation import Evaluation, build_report
     from gnnlm.evaluate.passage_rows import ReadWithPassages
 
     def artifact(name: str) -> Artifact | None:

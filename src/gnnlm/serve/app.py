@@ -14,12 +14,12 @@ from starlette.types import ASGIApp
 
 from gnnlm import __version__
 from gnnlm.errors import ConfigError, CorpusError, GnnlmError
-from gnnlm.serve import changes, completions, docs, lookup, page
-from gnnlm.serve.desk import Desk, desk_of
-from gnnlm.serve.guard import Guard
+from gnnlm.serve import document_routes, lookup_routes, responses, static_page, writing_routes
+from gnnlm.serve.api_errors import Problem, json_response
+from gnnlm.serve.context import Desk, desk_of
 from gnnlm.serve.limits import Keys, Limits
 from gnnlm.serve.metrics import Metrics
-from gnnlm.serve.problems import Problem, json_response
+from gnnlm.serve.middleware import Guard
 from gnnlm.serve.runs import Runs
 from gnnlm.serve.worker import Worker
 
@@ -48,10 +48,10 @@ def make_app(desk: Desk, loopback: bool = False) -> ASGIApp:
         title="gnnlm", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.desk = desk
-    app.include_router(completions.router)
-    app.include_router(lookup.router)
-    app.include_router(changes.router)
-    app.include_router(page.router)
+    app.include_router(writing_routes.router)
+    app.include_router(lookup_routes.router)
+    app.include_router(document_routes.router)
+    app.include_router(static_page.router)
     _add_states(app)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(GnnlmError, _ours)
@@ -64,12 +64,12 @@ def make_app(desk: Desk, loopback: bool = False) -> ASGIApp:
 
 
 def _add_states(app: FastAPI) -> None:
-    @app.get("/healthz", responses={200: {"model": docs.State}})
+    @app.get("/healthz", responses={200: {"model": responses.State}})
     async def healthz() -> Response:
         """Whether the process is alive."""
         return json_response({"status": "ok"})
 
-    @app.get("/readyz", responses={200: {"model": docs.State}, 503: docs.ERRORS[503]})
+    @app.get("/readyz", responses={200: {"model": responses.State}, 503: responses.ERRORS[503]})
     async def readyz(request: Request) -> Response:
         """Whether requests are taken."""
         if not desk_of(request).worker.ready:

@@ -25,10 +25,10 @@ from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.evaluate.report import read_report
 from gnnlm.predict.attach import taken
 from gnnlm.predict.predictor import PREDICTORS
-from gnnlm.predict.texts import tokenized
+from gnnlm.predict.scoring import tokenized
 from gnnlm.retrieval.index import Allowed
 from gnnlm.run import Run
-from gnnlm.serve.problems import Problem, unknown_model
+from gnnlm.serve.api_errors import Problem, unknown_model
 
 log = logging.getLogger("gnnlm.serve")
 FILTERS = 64  # that are remembered: texts with the same filter are searched together

@@ -15,11 +15,11 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gnnlm.serve.api_errors import Problem, encoded
 from gnnlm.serve.app import make_app
-from gnnlm.serve.desk import Desk
+from gnnlm.serve.context import Desk
 from gnnlm.serve.limits import Limits
-from gnnlm.serve.listening import is_loopback
-from gnnlm.serve.problems import Problem, encoded
+from gnnlm.serve.socket import is_loopback
 
 MOST_HEADERS = 32 * 1024  # bytes
 IDLE = 15  # seconds that a connection may wait for its next request

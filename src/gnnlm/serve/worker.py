@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from gnnlm.errors import GnnlmError
+from gnnlm.serve.api_errors import Problem, busy, leaving
 from gnnlm.serve.limits import Limits
 from gnnlm.serve.metrics import Metrics
-from gnnlm.serve.problems import Problem, busy, leaving
 from gnnlm.serve.runs import Served
-from gnnlm.write.loop import Writer
-from gnnlm.write.sources import Span, Token
-from gnnlm.write.writing import Order, Scored, Writing
+from gnnlm.write.attribution import Span, Token
+from gnnlm.write.batch_loop import Writer
+from gnnlm.write.text_state import Order, Scored, Writing
 
 log = logging.getLogger("gnnlm.serve")
 Answer = TypeVar("Answer")

@@ -22,9 +22,9 @@ from gnnlm.lm.hf import HFModel
 from gnnlm.lm.pretrained import save_hf
 from gnnlm.train.data import Pieces, Start
 from gnnlm.train.fit import Fitting, finish, fit
-from gnnlm.train.lm import LMTask, adam, documents, hf_losses, valid_text
 from gnnlm.train.readings import UNREAD_POSITIONS, UNREAD_STATES, FirstReadings
 from gnnlm.train.schedule import Plan
+from gnnlm.train.train_lm import LMTask, adam, documents, hf_losses, valid_text
 
 
 def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:

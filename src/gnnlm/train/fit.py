@@ -24,11 +24,11 @@ from torch import nn
 from gnnlm.artifact import Artifact, Draft, disk
 from gnnlm.errors import Interrupted, TrainingError
 from gnnlm.progress import Track, clock, say, warn
-from gnnlm.train.checkpoint import Checkpoints, Entry, Record, best_folder
+from gnnlm.train.checkpoints import Checkpoints, Entry, Record, best_folder
 from gnnlm.train.processes import Processes, here
 from gnnlm.train.schedule import Plan
 from gnnlm.train.signals import HeldSignals
-from gnnlm.train.task import Log, Task, Validation
+from gnnlm.train.training_task import Log, Task, Validation
 
 CHECKPOINT_SECONDS = 600.0  # a crash loses no more than this, however far apart validations are
 

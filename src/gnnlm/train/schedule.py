@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gnnlm.config.section import Training
+from gnnlm.config.config_section import Training
 
 
 @dataclass(frozen=True, kw_only=True)

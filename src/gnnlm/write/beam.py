@@ -14,9 +14,9 @@ import torch
 
 from gnnlm.predict.open_book import BLOCK, Past
 from gnnlm.predict.predictor import Prediction
-from gnnlm.write.loop import Writer
-from gnnlm.write.text import TextStream
-from gnnlm.write.writing import Order, Writing, Written
+from gnnlm.write.batch_loop import Writer
+from gnnlm.write.detokenizer import TextStream
+from gnnlm.write.text_state import Order, Writing, Written
 
 
 @torch.inference_mode()

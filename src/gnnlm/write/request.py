@@ -11,15 +11,15 @@ import torch
 from gnnlm.datastore.store import Store
 from gnnlm.errors import ConfigError
 from gnnlm.predict.open_book import OpenBook
-from gnnlm.predict.own import with_text
+from gnnlm.predict.own_past import with_text
 from gnnlm.predict.pointers import Pointers
 from gnnlm.retrieval.index import Allowed
+from gnnlm.write.attribution import SHOWN, Generation, Span, Token, sources_of, spans_of
+from gnnlm.write.batch_loop import Writer
 from gnnlm.write.beam import search_beams
-from gnnlm.write.draft import Costs, Drafter
-from gnnlm.write.loop import Writer
+from gnnlm.write.drafter import Costs, Drafter
 from gnnlm.write.sampling import Sampling
-from gnnlm.write.sources import SHOWN, Generation, Span, Token, sources_of, spans_of
-from gnnlm.write.writing import Order, Writing, Written
+from gnnlm.write.text_state import Order, Writing, Written
 
 MOST = {"max_tokens": 1_000_000, "n": 1024, "beams": 256}
 SEARCHES = ("exact", "pointers")

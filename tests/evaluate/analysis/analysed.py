@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.config import load_config
-from gnnlm.evaluate.analysis.scored import ScoredSplit
+from gnnlm.evaluate.analysis.score_cache import ScoredSplit
 from gnnlm.run import Run
 from gnnlm.run.analyze import Analysis
 

@@ -14,9 +14,9 @@ import pytest
 from gnnlm.artifact import ArrayWriter, Draft
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError
-from gnnlm.evaluate.analysis import neighbours
-from gnnlm.evaluate.analysis.parts import PARTS
-from gnnlm.evaluate.analysis.recall import show
+from gnnlm.evaluate.analysis import neighbour_counts
+from gnnlm.evaluate.analysis.analysis_parts import PARTS
+from gnnlm.evaluate.analysis.target_recall import show
 from gnnlm.run import Run
 from gnnlm.run.analyze import Analysis, Asked, asked_parts
 from tests.cli import Process, error_line, finished, gnnlm
@@ -90,7 +90,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(run_dir: Path, monkeypatch
     """Rows that were committed are not measured again."""
     whole = build(run_dir, "neighbours")
     shutil.rmtree(run_dir / "analysis" / "neighbours")
-    row_of, measured = neighbours._graph_row, []
+    row_of, measured = neighbour_counts._graph_row, []
 
     def once(subject: Any, k: int) -> Any:
         if measured:
@@ -98,22 +98,22 @@ def test_interrupted_and_resumed_equals_uninterrupted(run_dir: Path, monkeypatch
         measured.append(k)
         return row_of(subject, k)
 
-    monkeypatch.setattr(neighbours, "_graph_row", once)
+    monkeypatch.setattr(neighbour_counts, "_graph_row", once)
     with pytest.raises(KeyboardInterrupt):
         build(run_dir, "neighbours")
     (*_, step) = analysis_of(run_dir).plan(["neighbours"])
     assert (step.state, step.words) == ("half-done", "resumes")
-    monkeypatch.setattr(neighbours, "_graph_row", lambda subject, k: measured.append(k) or row_of(subject, k))
+    monkeypatch.setattr(neighbour_counts, "_graph_row", lambda subject, k: measured.append(k) or row_of(subject, k))
     assert untimed(build(run_dir, "neighbours")) == untimed(whole)
     assert measured == [row["k"] for row in whole["neighbours"]["graph_k"]]
     assert "resuming where it was interrupted" in (run_dir / "gnnlm.log").read_text()
 
 
 def test_a_pass_that_is_interrupted_resumes_to_the_same_bytes(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gnnlm.evaluate.analysis import scored
+    from gnnlm.evaluate.analysis import score_cache
 
-    shards, commit, commits = scored.shards, Draft.commit, []
-    monkeypatch.setattr(scored, "shards", lambda starts, done: shards(starts, done, least=100))
+    shards, commit, commits = score_cache.shards, Draft.commit, []
+    monkeypatch.setattr(score_cache, "shards", lambda starts, done: shards(starts, done, least=100))
     build(run_dir, "scored-test")
     folder = run_dir / "analysis" / "scored-test"
     whole = {file.name: file.read_bytes() for file in folder.glob("*.npy")}
@@ -199,7 +199,7 @@ def test_a_part_that_fails_does_not_take_the_others_with_it(run_dir: Path, monke
     def refuse(*_: object) -> None:
         raise ArtifactError("no <b>luck</b>")
 
-    monkeypatch.setattr(neighbours, "measure", refuse)
+    monkeypatch.setattr(neighbour_counts, "measure", refuse)
     analysis = analysis_of(run_dir)
     with pytest.raises(ArtifactError, match=r"the part neighbours could not be made, all others are in .*: no <b>luck"):
         analysis.build(analysis.plan(SOME))

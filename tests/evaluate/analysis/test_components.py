@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gnnlm.config import Config, TrainConfig, load_config, parse_config
-from gnnlm.config.network import Phase
+from gnnlm.config.network_config import Phase
 from gnnlm.errors import ArtifactError, ConfigError, TrainingError
 from gnnlm.evaluate.analysis.components import (
     BASELINE,

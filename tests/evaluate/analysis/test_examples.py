@@ -11,10 +11,10 @@ import pytest
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.corpus.stream import Passage, SplitWriter, Stream, TokenizedDocument
 from gnnlm.errors import CorpusError
-from gnnlm.evaluate.analysis.examples import COUNT, measure, show, token_at
-from gnnlm.evaluate.analysis.page import page_of
+from gnnlm.evaluate.analysis.analysis_page import page_of
+from gnnlm.evaluate.analysis.example_tables import example_table, token_example
+from gnnlm.evaluate.analysis.gain_examples import COUNT, measure, show, token_at
 from gnnlm.evaluate.analysis.section import Marked, Section
-from gnnlm.evaluate.analysis.shown import example_table, token_example
 from gnnlm.evaluate.examples import Example, draw_apart, flat, is_clear_gain, parts_of, probability, render_example
 from gnnlm.run import Run
 from tests.cli import error_line, gnnlm

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from gnnlm.artifact import Draft
 from gnnlm.evaluate.analysis import growth
-from gnnlm.evaluate.analysis.drawn import draw_documents, fitting
+from gnnlm.evaluate.analysis.document_sample import draw_documents, fitting
 from gnnlm.evaluate.analysis.growth import SHARES, fitted, nested, sized
 from gnnlm.evaluate.analysis.subject import Subject
-from gnnlm.predict.score import score_text
+from gnnlm.predict.split_scoring import score_text
 from gnnlm.retrieval.index import as_keys, keys_of
 from gnnlm.retrieval.neighbours import NeighbourTable
 from gnnlm.run import Run

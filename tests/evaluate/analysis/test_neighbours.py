@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gnnlm.evaluate.analysis.neighbours import knn_scores
+from gnnlm.evaluate.analysis.neighbour_counts import knn_scores
 from gnnlm.run import Run
 from tests.evaluate.analysis.analysed import analysis_of, results_of, scored_of
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from gnnlm.evaluate.analysis.analysis_page import Absent, page_of
 from gnnlm.evaluate.analysis.figure import axes_of
 from gnnlm.evaluate.analysis.markdown import markdown_of
 from gnnlm.evaluate.analysis.overview import summary_of
-from gnnlm.evaluate.analysis.page import Absent, page_of
 from gnnlm.evaluate.analysis.section import Figure, Marked, Section, Table, number, text
 from gnnlm.evaluate.report import DocumentRow, Report
 from tests.evaluate.reports import make_report

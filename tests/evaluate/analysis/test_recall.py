@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlm.evaluate.analysis.recall import equal_buckets, measure, recall_counts, show
+from gnnlm.evaluate.analysis.target_recall import equal_buckets, measure, recall_counts, show
 from gnnlm.predict.bootstrap import bootstrap_means
 from gnnlm.run import Run
 from tests.evaluate.analysis.analysed import analysis_of

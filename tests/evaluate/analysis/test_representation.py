@@ -17,7 +17,7 @@ from gnnlm.evaluate.analysis import gnn_store as store_module
 from gnnlm.evaluate.analysis import representation
 from gnnlm.evaluate.analysis.gnn_store import STATES, TrainNeighbours, build_gnn_store, gnn_keys
 from gnnlm.evaluate.analysis.representation import keys_index, queries_of, searched
-from gnnlm.evaluate.analysis.scored import ScoredSplit, shards
+from gnnlm.evaluate.analysis.score_cache import ScoredSplit, shards
 from gnnlm.evaluate.analysis.subject import Subject
 from gnnlm.retrieval.index import Rows, as_keys, keys_of
 from gnnlm.retrieval.neighbours import NeighbourTable

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlm.evaluate.analysis.surface import compare_surfaces, rank_correlation, ranks_of, show
+from gnnlm.evaluate.analysis.tuning_surface import compare_surfaces, rank_correlation, ranks_of, show
 from gnnlm.run import Run
 from tests.evaluate.analysis.analysed import analysis_of, results_of
 from tests.reference.knn import knn_distribution

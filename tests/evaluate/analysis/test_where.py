@@ -9,8 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gnnlm.evaluate.analysis.pieces import BEGINS, CONTINUES, DIGITS, OTHER, kind_of, kinds_of
-from gnnlm.evaluate.analysis.where import (
+from gnnlm.evaluate.analysis.gain_by_kind import (
     GROUPINGS,
     bucket_row,
     by_edges,
@@ -20,6 +19,7 @@ from gnnlm.evaluate.analysis.where import (
     show,
     store_counts,
 )
+from gnnlm.evaluate.analysis.token_kinds import BEGINS, CONTINUES, DIGITS, OTHER, kind_of, kinds_of
 from gnnlm.predict.bootstrap import change_interval
 from gnnlm.run import Run
 from tests.cli import error_line, gnnlm

@@ -8,8 +8,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from gnnlm.evaluate.analysis import words
-from gnnlm.evaluate.analysis.words import DRAWN, ENDS, GAINS, measure, show
+from gnnlm.evaluate.analysis import word_gains
+from gnnlm.evaluate.analysis.word_gains import DRAWN, ENDS, GAINS, measure, show
 from gnnlm.run import Run
 from tests.evaluate.analysis.analysed import analysis_of, results_of
 
@@ -76,12 +76,12 @@ def test_shown_with_all_sides(tiny_run: Run) -> None:
     ]
     drawn = next(table for table in section.tables if table.name == "words_drawn")
     assert not drawn.sorts
-    assert words.NAMES[-1] in drawn.csv()
+    assert word_gains.NAMES[-1] in drawn.csv()
 
 
 def test_a_text_without_words(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = analysis_of(tiny_run.root).subject
-    monkeypatch.setattr(words, "kinds_of", lambda stream: ["digits"] * len(subject.positions_N))
+    monkeypatch.setattr(word_gains, "kinds_of", lambda stream: ["digits"] * len(subject.positions_N))
     found = measure(subject)
     assert (found["words"], found["best"], found["types"]) == (0, [], {"helped": [], "hurt": []})
     assert np.isfinite([bucket["nats"] for bucket in found["buckets"]]).all()

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnlm.evaluate.analysis.figure import axes_of, line_of
-from gnnlm.evaluate.analysis.scored import ScoredSplit
+from gnnlm.evaluate.analysis.score_cache import ScoredSplit
 from gnnlm.evaluate.analysis.section import Cell, Figure, Section, Table, number, percent, text
 from gnnlm.evaluate.analysis.subject import Subject
 from gnnlm.predict.bootstrap import Floats, Ints

@@ -24,9 +24,9 @@ from gnnlm.evaluate.analysis.figure import axes_of
 from gnnlm.evaluate.analysis.memory import MEASURED, base_bytes, network_bytes
 from gnnlm.evaluate.analysis.section import Cell, Figure, Section, Table, number, percent, text
 from gnnlm.evaluate.analysis.subject import Subject
+from gnnlm.gnn.gnn_options import GnnOptions
 from gnnlm.gnn.model import edge_mask
-from gnnlm.gnn.options import GnnOptions
-from gnnlm.predict.score import SearchedText
+from gnnlm.predict.split_scoring import SearchedText
 from gnnlm.retrieval.neighbours import Neighbours
 
 BATCHES = 16  # that are counted, at most

@@ -25,9 +25,9 @@ from torch import Tensor
 from gnnlm.artifact import Artifact, Draft, require_space
 from gnnlm.datastore.codec import code_states, open_codec
 from gnnlm.datastore.store import read_rows
-from gnnlm.evaluate.analysis.scored import shards
+from gnnlm.evaluate.analysis.score_cache import shards
 from gnnlm.evaluate.analysis.subject import Subject
-from gnnlm.predict.score import SearchedText
+from gnnlm.predict.split_scoring import SearchedText
 from gnnlm.progress import Track
 from gnnlm.retrieval.index import keys_of
 from gnnlm.retrieval.neighbours import Neighbours, NeighbourTable

@@ -19,7 +19,7 @@ import torch
 from gnnlm.artifact import Draft
 from gnnlm.datastore.store import mapped
 from gnnlm.evaluate.analysis.curve import Curve, fit_curves
-from gnnlm.evaluate.analysis.drawn import Drawn, draw_documents
+from gnnlm.evaluate.analysis.document_sample import Drawn, draw_documents
 from gnnlm.evaluate.analysis.figure import axes_of, line_of
 from gnnlm.evaluate.analysis.section import Cell, Figure, Section, Table, change_of, number, percent, perplexity, text
 from gnnlm.evaluate.analysis.subject import Subject
@@ -27,7 +27,7 @@ from gnnlm.evaluate.plots import COLOURS
 from gnnlm.predict.bootstrap import Floats, Ints
 from gnnlm.predict.predictor import LABELS
 from gnnlm.predict.predictor import perplexity as perplexity_of
-from gnnlm.predict.score import score_text
+from gnnlm.predict.split_scoring import score_text
 from gnnlm.retrieval.index import Allowed, Index, keys_of, open_exact
 from gnnlm.retrieval.search import search_table
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from gnnlm.evaluate.analysis.analysis_page import Absent
 from gnnlm.evaluate.analysis.overview import report_section, summary_of
-from gnnlm.evaluate.analysis.page import Absent
 from gnnlm.evaluate.analysis.section import Marked, Section, Table
 from gnnlm.evaluate.report import Report
-from gnnlm.evaluate.tables import headline
+from gnnlm.evaluate.report_tables import headline
 
 
 def markdown_of(name: str, report: Report | None, sections: Sequence[Section], absent: Sequence[Absent]) -> str:

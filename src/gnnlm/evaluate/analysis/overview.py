@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gnnlm.evaluate.analysis.section import Cell, Figure, Section, Table, change, number, percent, perplexity, text
 from gnnlm.evaluate.plots import rows_figure
 from gnnlm.evaluate.report import EARLY, FEW_DOCUMENTS, PassageComparison, Report
-from gnnlm.evaluate.tables import PASSAGE_LABELS, change_words, notes, passage_headline, passage_notes, short
+from gnnlm.evaluate.report_tables import PASSAGE_LABELS, change_words, notes, passage_headline, passage_notes, short
 from gnnlm.predict.predictor import LABELS
 
 SENTENCES = 5  # of the summary

@@ -17,14 +17,14 @@ from gnnlm.artifact import Artifact, Draft
 from gnnlm.datastore.store import mapped
 from gnnlm.evaluate.analysis.figure import axes_of
 from gnnlm.evaluate.analysis.gnn_store import gnn_keys
-from gnnlm.evaluate.analysis.scored import ScoredSplit
+from gnnlm.evaluate.analysis.score_cache import ScoredSplit
 from gnnlm.evaluate.analysis.section import Cell, Column, Figure, Section, Table, change_of, perplexity, text
 from gnnlm.evaluate.analysis.subject import Subject
+from gnnlm.evaluate.mix_weight import sample_text
 from gnnlm.evaluate.tune import best_with_one_weight, choose_mixes, grid_of, tune_mixes
-from gnnlm.evaluate.weigh import sample_text
 from gnnlm.predict.bootstrap import Floats
 from gnnlm.predict.knn import Mix
-from gnnlm.predict.score import Scored, SearchedText
+from gnnlm.predict.split_scoring import Scored, SearchedText
 from gnnlm.retrieval.exact import ExactIndex
 from gnnlm.retrieval.index import Index, Rows, as_keys, keys_of, open_exact
 from gnnlm.retrieval.search import search_table

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from gnnlm.datastore.store import mapped
-from gnnlm.evaluate.analysis.drawn import Drawn, draw_documents
+from gnnlm.evaluate.analysis.document_sample import Drawn, draw_documents
 from gnnlm.evaluate.analysis.figure import axes_of, line_of
 from gnnlm.evaluate.analysis.section import Cell, Figure, Section, Table, change_of, number, percent, perplexity, text
 from gnnlm.evaluate.analysis.subject import Subject
 from gnnlm.predict.predictor import LABELS
 from gnnlm.predict.predictor import perplexity as perplexity_of
-from gnnlm.predict.score import score_text
+from gnnlm.predict.split_scoring import score_text
 from gnnlm.progress import Track
 from gnnlm.retrieval.index import Index, keys_of, open_exact
-from gnnlm.retrieval.recall import recall_ks, recall_of
+from gnnlm.retrieval.index_recall import recall_ks, recall_of
 from gnnlm.retrieval.search import search_table
 
 QUERIES = 2000  # test positions whose neighbours are compared, at most

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gnnlm.evaluate.tables import change_words, short
+from gnnlm.evaluate.report_tables import change_words, short
 
 Cell = str | float | int | None
 

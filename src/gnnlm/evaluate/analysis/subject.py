@@ -16,11 +16,11 @@ from gnnlm.corpus.stream import Stream
 from gnnlm.datastore.store import Store
 from gnnlm.evaluate.report import Report, read_report
 from gnnlm.gnn.model import GnnModel
-from gnnlm.lm.protocol import BaseLM
+from gnnlm.lm.base_lm import BaseLM
 from gnnlm.predict.bootstrap import Floats, Ints, bootstrap_interval, change_interval
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import Predictor, perplexity
-from gnnlm.predict.score import SearchedText
+from gnnlm.predict.split_scoring import SearchedText
 from gnnlm.retrieval.index import Index
 
 

@@ -1,0 +1,200 @@
+"""gnnlm generate: write on from a prompt, with a source for every word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from gnnlm.cli.lookup_commands import Attach, Exclude, Only, OwnPast, RunPath, flat
+from gnnlm.cli.options import out
+from gnnlm.errors import Interrupted
+
+if TYPE_CHECKING:
+    from gnnlm.write.attribution import Generation
+    from gnnlm.write.request import Stream
+
+LISTED = 8  # sources under a text
+QUOTED = 60  # characters of a source that are shown
+LEAST = 0.05  # a source with less of a word is not listed
+
+
+def generate(
+    run: RunPath,
+    prompts: Annotated[
+        list[str],
+        typer.Argument(metavar="PROMPT...", help="The text to go on from, or several; '' starts a text."),
+    ],
+    predictor: Annotated[
+        str | None,
+        typer.Option("--predictor", metavar="NAME", help="base, knn, gnn or gnn_knn. Default: the best."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token each time.")] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Sample among the k likeliest tokens only; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Sample among the likeliest tokens with this total probability.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Drop tokens below this share of the likeliest one's probability.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Above 1: tokens that have appeared become less likely.")
+    ] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Equal seeds write equal texts.")] = 0,
+    n: Annotated[int, typer.Option("-n", help="Texts for each prompt.")] = 1,
+    beams: Annotated[int, typer.Option("--beams", help="Above 1: beam search.")] = 1,
+    no_draft: Annotated[
+        bool, typer.Option("--no-draft", help="Check no drafts from the book. The text is the same, slower.")
+    ] = False,
+    pointers: Annotated[
+        bool, typer.Option("--pointers", help="Follow neighbours instead of searching where they lead on. Approximate.")
+    ] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
+    only: Only = None,
+    exclude: Exclude = None,
+    attach: Attach = None,
+    own_past: OwnPast = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object as the last line; with several texts, one line each.")
+    ] = False,
+) -> None:
+    """Write on from a prompt, with a source for every word."""
+    from gnnlm.book import open_book
+    from gnnlm.write.request import request
+
+    options: dict[str, Any] = {
+        "predictor": predictor,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop": stop or (),
+        "seed": seed,
+        "n": n,
+        "beams": beams,
+        "draft": not no_draft,
+        "search": "pointers" if pointers else "exact",
+        "own_past": own_past,
+    }
+    request(**options)  # refuses bad values before anything is loaded
+    book = open_book(run)
+    shared: dict[str, Any] = {"only": only, "exclude": exclude, "chat": chat, "attach": attach}
+    if as_json:
+        for written in book.generate(prompts, **shared, **options):
+            print(json.dumps(written.as_json()))
+        return
+    if len(prompts) == n == beams == 1:
+        show_stream(prompts[0], book.stream(prompts[0], **shared, **options))
+        return
+    labels = [prompt for prompt in prompts for _ in range(n)]
+    for prompt, written in zip(labels, book.generate(prompts, **shared, **options), strict=True):
+        show(prompt, written)
+
+
+def show_stream(prompt: str, stream: Stream) -> None:
+    """Print a text as it is written; Ctrl-C ends it, and what is there is kept."""
+    out.print(Text(prompt, "bold"), end="", soft_wrap=True)
+    shown = 0
+    try:
+        for piece in stream:
+            out.print(_coloured(stream, shown, shown + len(piece)), end="", soft_wrap=True)
+            shown += len(piece)
+    except (KeyboardInterrupt, Interrupted):
+        if stream.writing is None:
+            raise
+    out.print()
+    _show_sources(stream.generation)
+
+
+def show(prompt: str, written: Generation) -> None:
+    """Print a finished text with its sources."""
+    text = Text(prompt, "bold")
+    for token in written.tokens:
+        text.append(token.text, share_style(token.book))
+    out.print(text, soft_wrap=True)
+    _show_sources(written)
+
+
+def write_two_sentences(run: Path, prompts: list[str]) -> None:
+    """What `gnnlm demo` ends with."""
+    from gnnlm.book import open_book
+
+    book = open_book(run)
+    for prompt in prompts:
+        show(prompt, book.generate(prompt, max_tokens=40, stop=["\n\n"]))
+
+
+def share_style(share: float) -> str:
+    """A colour for the share of the book: plain for none, then blue to magenta.
+
+    >>> share_style(0.0), share_style(1.0)
+    ('', 'rgb(215,0,215)')
+    """
+    if share < 0.05:
+        return ""
+    return f"rgb({round(215 * share)},{round(95 * (1 - share))},215)"
+
+
+def _coloured(stream: Stream, start: int, end: int) -> Text:
+    """Characters of the text, each in the colour of its token."""
+    assert stream.writing is not None
+    writing, text = stream.writing, Text()
+    offsets = [*writing.stream.offsets, len(writing.stream.text)]
+    for number, token in enumerate(writing.tokens[: len(offsets) - 1]):
+        first, last = max(start, offsets[number]), min(end, offsets[number + 1])
+        if first < last:
+            text.append(writing.stream.text[first:last], share_style(float(token.voters.share.sum())))
+    return text
+
+
+def _show_sources(written: Generation) -> None:
+    """Numbered passages that the text follows, then the largest sources of single words, and the share of the book."""
+    lines = [
+        _source_line(
+            span.document, span.start, span.end, f'"{_cut(span.text)}"', f"{span.tokens} tokens, {span.share:.0%}"
+        )
+        for span in sorted(written.spans, key=lambda span: -span.tokens * span.share)
+    ]
+    inside = {place for span in written.spans for place in range(span.first, span.last + 1)}
+    words = [
+        (source, token.text)
+        for place, token in enumerate(written.tokens)
+        for source in token.sources[:1]
+        if place not in inside and source.share >= LEAST
+    ]
+    for source, word in sorted(words, key=lambda one: -one[0].share):
+        passage = f'"{_cut(source.before)}_{flat(source.token).strip()}_{_cut(source.after)}"'
+        lines.append(
+            _source_line(
+                source.document, source.start, source.end, passage, f"{source.share:.0%} of {_cut(word, 20)!r}"
+            )
+        )
+    for number, line in enumerate(lines[:LISTED], 1):
+        out.print(Text.assemble((f"[{number}] ", "bold"), line), soft_wrap=True)
+    rate = len(written.tokens) / written.seconds if written.seconds else 0.0
+    own = "no source: all of it is the model's own" if written.book < 0.005 else f"{written.book:.0%} from the book"
+    drafts = f", {written.accepted} of {written.drafted} drafted tokens accepted" if written.drafted else ""
+    out.print(
+        f"{len(written.tokens)} tokens ({written.finish_reason}), {own}; {rate:.1f} tokens/s in {written.steps + 1} "
+        f"steps{drafts}, {written.searches} searches",
+        style="dim",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _source_line(document: str, start: int, end: int, quoted: str, share: str) -> Text:
+    return Text.assemble((f"{document}, characters {start:,}-{end:,}: ", "dim"), quoted, (f"  {share}", "dim"))
+
+
+def _cut(text: str, most: int = QUOTED) -> str:
+    """One line, not too long."""
+    text = flat(text)
+    return text if len(text) <= most else text[: most - 3] + "..."

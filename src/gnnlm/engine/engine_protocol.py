@@ -1,0 +1,57 @@
+"""What an engine offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gnnlm.engine.shard_task import Task, Work
+
+Spread = Callable[[Path, Work, Sequence[Task]], Iterator[Path]]  # like `here`
+
+
+class Recipe(Protocol):
+    """How a process that has nothing but the run directory gets the work of a kind of task; it can be pickled."""
+
+    def __call__(self, root: Path, kind: str) -> Work: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run directory, and the paths in it that tasks read."""
+
+    root: Path
+    needs: tuple[str, ...]
+
+
+class Held(Protocol):
+    """Objects that were opened once and are asked often, each by its number."""
+
+    def ask(self, method: str, requests: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call a method of some of the objects, all at the same time, each with its own arguments."""
+        ...
+
+
+class Engine(Protocol):
+    @property
+    def threads(self) -> int:
+        """How many threads a task computes with: more or fewer may round differently."""
+        ...
+
+    def check(self, root: Path, models: Mapping[str, Callable[[], str]]) -> None:
+        """Refuse machines that cannot build in a run directory as this one does; models are named and identified."""
+        ...
+
+    def spread(self, place: Place, recipe: Recipe) -> Spread:
+        """What does the tasks of a stage."""
+        ...
+
+    def groups(self, count: int) -> int:
+        """In how many groups to hold `count` segments; 0 if they are best opened by this process itself."""
+        ...
+
+    def hold(self, place: Place, openers: Sequence[Callable[[Path], Any]]) -> Held:
+        """Open objects, each given the run directory, where they are to be asked; a lost one is opened again."""
+        ...

@@ -1,0 +1,35 @@
+"""Base models of every kind, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gnnlm.config import LMConfig
+from gnnlm.errors import ModelError
+from gnnlm.lm.base_lm import BaseLM
+from gnnlm.lm.hf import resolve_model
+from gnnlm.lm.native import is_native, load_native
+from gnnlm.lm.pretrained import load_hf
+
+
+def load_lm(model: str | Path | LMConfig) -> BaseLM:
+    """A frozen base model: a directory, a hub id, a .gguf file or `smollm2`; or what a config's `lm` section names."""
+    config = model if isinstance(model, LMConfig) else LMConfig().model_copy(update={"model": str(model)})
+    path, device = resolve_model(config.model), usable_device(config.device)
+    if path.is_dir() and is_native(path):
+        return load_native(path, device, config.dtype)
+    return load_hf(path, config, device)
+
+
+def usable_device(name: str) -> str:
+    """The device that a config names; `auto` is CUDA if there is a GPU, else the CPU."""
+    device = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(
+            f"lm.device {name} cannot be used here ({str(error).splitlines()[0][:120]}); use auto or cpu"
+        ) from error
+    return device

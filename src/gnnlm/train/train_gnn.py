@@ -1,0 +1,235 @@
+"""Training the graph network in front of a frozen softmax, without loading the base model."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnlm.artifact import Artifact
+from gnnlm.config import Phase, TrainConfig
+from gnnlm.gnn.model import GnnModel
+from gnnlm.graph.batch import Graph
+from gnnlm.lm.head import Head
+from gnnlm.predict.bootstrap import Floats, change_interval
+from gnnlm.predict.graphs import GraphBuilder
+from gnnlm.predict.predictor import Predictor, perplexity
+from gnnlm.predict.split_scoring import SearchedText
+from gnnlm.train.data import BlockOrder
+from gnnlm.train.fit import Fitting, decayed, finish, fit
+from gnnlm.train.processes import ALONE, Processes
+from gnnlm.train.schedule import Plan
+from gnnlm.train.training_task import Report, Validation
+
+VALIDATION_BLOCK = 256
+RESAMPLES = 400  # of the valid documents, for the interval of a validation's change
+SAMPLE_TOKENS = 1024  # training tokens that are scored at each validation,
+SAMPLE_SHARE = 0.08  # but at most this share of the valid tokens, which keeps the cost below a tenth
+
+
+def make_optimizer(model: GnnModel, config: TrainConfig) -> torch.optim.Optimizer:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if config.optimizer == "adam":
+        return torch.optim.Adam(trained, lr=config.lr, betas=config.betas)
+    return torch.optim.AdamW(decayed(trained, config.weight_decay), lr=config.lr, betas=config.betas)
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """The k of every step, computed from the phases, so that long curricula take no memory.
+
+    >>> ks = Curriculum((Phase(k=32, steps=2), Phase(k=128, steps=1)))
+    >>> [ks[step] for step in range(len(ks))], ks[-1]
+    ([32, 32, 128], 128)
+    """
+
+    phases: tuple[Phase, ...]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(phase.steps for phase in self.phases))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, step: int) -> int:
+        if not -len(self) <= step < len(self):
+            raise IndexError(step)
+        return self.phases[bisect_right(self._ends, step % len(self))].k
+
+
+@dataclass
+class GnnTask:
+    """Blocks of train positions with their neighbours; k changes with the phase."""
+
+    model: GnnModel
+    head: Head
+    graphs: GraphBuilder
+    train: SearchedText
+    valid: SearchedText
+    order: BlockOrder
+    ks: Curriculum
+    accumulate: int
+    valid_tokens: int
+    places: Tensor | None = None  # the train positions in order's numbering; those of the table if there are no others
+    processes: Processes = field(default=ALONE, init=False)
+
+    def start(self, device: torch.device, processes: Processes = ALONE) -> None:
+        self.device, self.head, self.processes = device, self.head.on(device), processes
+
+    def tokens(self, step: int) -> int:
+        lines = (self.order(step * self.accumulate + part) for part in range(self.accumulate))
+        return sum(int((self.train.text.tokens(self._positions(some)) >= 0).sum()) for some in lines)
+
+    def loss(self, step: int, part: int) -> Tensor:
+        lines_BT = self.order(step * self.accumulate + part)
+        mine = lines_BT[self.processes.share_of(len(lines_BT))]
+        if not len(mine):  # there are more processes than blocks
+            return torch.zeros((), device=self.device)
+        graph, targets = self._batch(mine, self.ks[step])
+        states_BTD, _ = self.model(graph)
+        real = targets >= 0
+        with torch.autocast(self.device.type, enabled=False):  # the softmax stays in full precision
+            return -self.head.target_log_probs(states_BTD[real].float(), targets[real]).sum()
+
+    def keep(self) -> None:
+        pass
+
+    def _batch(self, lines_BT: Tensor, k: int) -> tuple[Graph, Tensor]:
+        """The graph and the targets of lines of the training table."""
+        positions_BT = self._positions(lines_BT)
+        graph = self.graphs(self.train.context(positions_BT), self.train.table.at(positions_BT, k))
+        return graph.to(self.device), self.train.text.tokens(positions_BT).to(self.device)
+
+    def _positions(self, lines: Tensor) -> Tensor:
+        return self.train.table.positions(lines) if self.places is None else self.places[lines]
+
+    def validate(self, step: int, report: Report) -> Validation:
+        """Mean negative log-probability on the first valid positions, of the base model and of the GNN.
+
+        With the 95% interval of the change between the two, if the positions are of more than one document.
+        """
+        positions = torch.arange(min(self.valid_tokens, len(self.valid.text)))
+        sums, gains = self._losses(self.valid, positions, VALIDATION_BLOCK, report)
+        base, gnn = (sums[name] / sums["tokens"] for name in ("base", "gnn"))
+        words = f"valid perplexity {perplexity(gnn):.3f} (base {perplexity(base):.3f})"
+        document = self.valid.text.document_of(positions[self.valid.text.tokens(positions) >= 0]).numpy()
+        losses = {"valid_base": base, "valid_gnn": gnn}
+        interval = change_interval(gains, document, RESAMPLES, 0)
+        if interval is not None and np.isfinite(interval).all():
+            losses |= {"valid_change_low": interval[0], "valid_change_high": interval[1]}
+        return Validation(gnn, losses, words)
+
+    def train_losses(self) -> dict[str, float]:
+        """The same two losses on blocks spread over the training text, each from nothing carried."""
+        total: Counter[str] = Counter()
+        for lines_T in self._sample:
+            total.update(self._losses(self.train, self._positions(lines_T), len(lines_T))[0])
+        return {f"train_{name}": total[name] / max(1, total["tokens"]) for name in ("base", "gnn")}
+
+    def _losses(
+        self, text: SearchedText, positions: Tensor, block: int, report: Report = lambda done, total: None
+    ) -> tuple[dict[str, float], Floats]:
+        """Summed negative log-probabilities of the base model and of the GNN, the number of tokens; each one's gain."""
+        predictor = Predictor(self.head, self.graphs, self.model, self.ks[-1], {})
+        sums, done = {"base": 0.0, "gnn": 0.0, "tokens": 0.0}, 0
+        gains = []
+        for positions_N, prediction in text.predictions(predictor, block, ("base", "gnn"), positions):
+            targets_N = text.text.tokens(positions_N).to(self.device)
+            real = targets_N >= 0
+            found = prediction[real].lm_target_log_probs(targets_N[real])
+            for name, values in found.items():
+                sums[name] -= values.sum().item()
+            gains.append((found["gnn"] - found["base"]).double().cpu())
+            sums["tokens"] += int(real.sum())
+            done += len(positions_N)
+            report(done, len(positions))
+        return sums, torch.cat(gains).numpy()
+
+    @cached_property
+    def _sample(self) -> Tensor:
+        return sampled_lines(self.order, min(self.valid_tokens, len(self.valid.text)))
+
+    def note(self, step: int) -> str:
+        return f"k {self.ks[step]}"
+
+    def save(self, path: Path) -> None:
+        self.model.save(path / "model.safetensors")
+
+    def carried(self) -> dict[str, Tensor]:
+        return {}
+
+    def carry(self, tensors: dict[str, Tensor]) -> None:
+        pass
+
+
+def sampled_lines(order: BlockOrder, scored: int) -> Tensor:
+    """The training text that is scored at each validation, [blocks, block]; little, so that it adds little time.
+
+    `scored` is how many valid tokens are.
+    """
+    tokens = max(1, min(SAMPLE_TOKENS, int(SAMPLE_SHARE * scored), order.positions))
+    block = min(order.block, tokens)
+    starts = torch.linspace(0, order.positions - block, tokens // block).long()
+    return starts[:, None] + torch.arange(block)
+
+
+def block_order(config: TrainConfig, positions: int, seed: int) -> BlockOrder:
+    return BlockOrder(positions, config.block, config.batch_blocks, seed)
+
+
+def read_lines(order: BlockOrder, batches: int, scored: int) -> Tensor:
+    """Which of the positions that it may read a training of so many batches reads, or scores at its validations."""
+    read_N = order.read(batches)
+    read_N[sampled_lines(order, scored)] = True
+    return read_N
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The text that is trained on, and the text that is validated on.
+
+    `places` are the train positions that may be read, where the table does not have all of them.
+    """
+
+    train: SearchedText
+    valid: SearchedText
+    places: Tensor | None = None
+
+
+def train_gnn(
+    fitting: Fitting, model: GnnModel, head: Head, graphs: GraphBuilder, texts: Texts, config: TrainConfig
+) -> Artifact:
+    """Train on the positions with neighbours, validate, and keep the best step."""
+    ks, places, queried = Curriculum(config.curriculum), texts.places, texts.train.table.queried
+    order = block_order(config, len(texts.train.table if places is None else places), fitting.seed)
+    if places is not None and queried is not None and len(queried) < len(places):
+        scored = min(config.valid_tokens, len(texts.valid.text))
+        read_N = read_lines(order, len(ks) * config.accumulate, scored)
+        assert bool(torch.isin(places[read_N], queried).all()), "a position without neighbours would be read"
+    plan = Plan(
+        config=config,
+        steps=len(ks),
+        schedule=config.schedule,
+        tokens=config.block * config.batch_blocks * config.accumulate,
+    )
+    task = GnnTask(
+        model=model,
+        head=head,
+        graphs=graphs,
+        train=texts.train,
+        valid=texts.valid,
+        order=order,
+        ks=ks,
+        accumulate=config.accumulate,
+        valid_tokens=config.valid_tokens,
+        places=places,
+    )
+    return finish(fitting, fit(fitting, task, make_optimizer(model, config), plan))

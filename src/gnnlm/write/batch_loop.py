@@ -1,0 +1,289 @@
+"""The loop that writes: read what was chosen and a draft of what may follow, keep what the model chooses too.
+
+Texts join and leave between two steps. Nothing that is written depends on which texts are written beside it.
+
+Shapes: B texts, T tokens of a step, N positions, K neighbours, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gnnlm.predict.knn import neighbour_weights
+from gnnlm.predict.open_book import BLOCK, OpenBook, Past
+from gnnlm.predict.predictor import MIXED, STATE_OF, Prediction
+from gnnlm.retrieval.neighbours import Neighbours
+from gnnlm.write.detokenizer import TextStream
+from gnnlm.write.drafter import LONGEST, Costs, Draft, Drafter, best_length
+from gnnlm.write.text_state import Order, Scored, Voters, Writing, Written
+
+PROMPT_TOKENS = 1024  # tokens of prompts that are read between two steps, so that texts in progress do not wait long
+SCORED_AT_ONCE = 64  # positions whose distributions over the vocabulary are held at once
+
+
+@dataclass(eq=False)
+class Prompt:
+    """A prompt that is being read, and the texts that will go on from it."""
+
+    tokens: list[int]
+    writings: list[Writing]
+    read: int = 0
+    past: Past | None = None
+
+    @property
+    def order(self) -> Order:
+        return self.writings[0].order
+
+
+class Writer:
+    """Writes texts with one predictor, a step at a time: new ones join the batch, finished ones leave it."""
+
+    def __init__(self, model: OpenBook, predictor: str, drafter: Drafter, costs: Costs) -> None:
+        model.predictor.check((predictor,))
+        self.model, self.predictor, self.drafter, self.costs = model, predictor, drafter, costs
+        self.prompts: list[Prompt] = []  # that are not read yet; the first comes next
+        self.active: list[Writing] = []
+        self._past: Past | None = None
+        self.wanted = tuple(dict.fromkeys(("base", predictor)))  # base costs nothing but keeping its state
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.prompts or self.active)
+
+    def add(self, prompt: Sequence[int], order: Order, n: int = 1) -> list[Writing]:
+        """Take on n texts that go on from a prompt; the next steps read it, and then write."""
+        assert order.predictor == self.predictor
+        self.model.check_tokens([prompt])
+        writings = [
+            Writing(list(prompt), order, sample, TextStream(self.model.lm, prompt, order.stop)) for sample in range(n)
+        ]
+        self.prompts.append(Prompt(list(prompt), writings))
+        return writings
+
+    def step(self) -> list[Writing]:
+        """Read on in the prompts, and write one or more tokens of every text; the texts that were written on."""
+        going = bool(self.active)
+        begun = self._read_prompts() if self.prompts else []
+        return list(dict.fromkeys([*begun, *(self._write() if going and self.active else [])]))
+
+    def stop(self, writing: Writing, reason: str) -> None:
+        """End a text now, and take it out of the batch."""
+        writing.finish_reason = reason
+        for prompt in self.prompts:
+            prompt.writings = [one for one in prompt.writings if one is not writing]
+        self.prompts = [prompt for prompt in self.prompts if prompt.writings]
+        self._leave()
+
+    # -- prompts -------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _read_prompts(self) -> list[Writing]:
+        """Read a block of the first prompts; those read whole join the batch with their first token.
+
+        The others go to the end of the line: a long prompt delays no short one.
+        """
+        began = time.perf_counter()
+        chosen, total = [self.prompts[0]], 0
+        for prompt in self.prompts[1:]:
+            total += min(BLOCK, len(chosen[-1].tokens) - chosen[-1].read)
+            if total >= PROMPT_TOKENS:
+                break
+            chosen.append(prompt)
+        self.prompts = self.prompts[len(chosen) :]
+        begun: list[Writing] = []
+        for fresh in (True, False):
+            some = [prompt for prompt in chosen if (prompt.past is None) == fresh]
+            if some:
+                begun += self._read_block(some)
+        self.prompts += [prompt for prompt in chosen if prompt.read < len(prompt.tokens)]
+        for writing in (writing for prompt in chosen for writing in prompt.writings):
+            writing.seconds += time.perf_counter() - began
+        self._leave()
+        return begun
+
+    def _read_block(self, prompts: Sequence[Prompt]) -> list[Writing]:
+        """Read on in prompts, all from their beginning or all from a past; the texts that have begun."""
+        parts = [prompt.tokens[prompt.read : prompt.read + BLOCK] for prompt in prompts]
+        pasts = [prompt.past for prompt in prompts if prompt.past is not None]
+        prediction, past = self.read(parts, joined(pasts), [prompt.order for prompt in prompts])
+        counts = prediction.real.sum(1).tolist()
+        for line, (prompt, part) in enumerate(zip(prompts, parts, strict=True)):
+            if prompt.order.scored:
+                self._score(prompt, prediction[line, : counts[line]])
+            prompt.read += len(part)
+        whole = [line for line, prompt in enumerate(prompts) if prompt.read == len(prompt.tokens)]
+        for line, prompt in enumerate(prompts):
+            prompt.past = None if line in whole else past.select([line])
+        if not whole:
+            return []
+        last = prediction[torch.tensor(whole), torch.tensor([counts[line] - 1 for line in whole])]
+        log_probs_NV, parts_NK = self.distributions(last)
+        rows, begun = [], []
+        for place, line in enumerate(whole):
+            for writing in prompts[line].writings:
+                writing.searches = past.searches[line]
+                if writing.order.max_tokens:
+                    self._take(writing, last[place], log_probs_NV[place], parts_NK[place])
+                else:
+                    writing.finish_reason = "length"
+                rows.append(line)
+                begun.append(writing)
+        past = past if rows == list(range(len(prompts))) else past.select(rows)
+        self._past = joined([*([] if self._past is None else [self._past]), past])
+        self.active += begun
+        return begun
+
+    def _score(self, prompt: Prompt, prediction: Prediction) -> None:
+        """Record the prompt's tokens that are predicted at these positions, [T]."""
+        first = prompt.read + (prompt.past is not None)  # at the beginning of a text, its first token is predicted too
+        targets = prompt.tokens[first : first + len(prediction.real)]
+        for start in range(0, len(targets), SCORED_AT_ONCE):
+            some = targets[start : start + SCORED_AT_ONCE]
+            log_probs_NV, _ = prediction[start : start + len(some)].distribution(self.predictor)
+            found_N = log_probs_NV.gather(1, torch.tensor(some, device=log_probs_NV.device)[:, None])[:, 0].tolist()
+            tops = [top_of(line_V, prompt.order.top) for line_V in log_probs_NV]
+            records = [Scored(*one) for one in zip(some, found_N, tops, strict=True)]
+            for writing in prompt.writings:
+                writing.scored += records
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _write(self) -> list[Writing]:
+        """Write one or more tokens of every text in the batch."""
+        began = time.perf_counter()
+        writings, past = self.active, self._past
+        assert past is not None
+        drafts = self._drafts(writings)
+        blocks = [[writing.last, *draft.tokens] for writing, draft in zip(writings, drafts, strict=True)]
+        prediction, past = self.read(blocks, past, [writing.order for writing in writings])
+        real_BT = prediction.real.cpu()
+        real = prediction[prediction.real]
+        log_probs_NV, parts_NK = self.distributions(real)
+        line, kept, neighbours = 0, [], []
+        for number, (writing, draft) in enumerate(zip(writings, drafts, strict=True)):
+            accepted = 0
+            for place in range(len(draft.tokens) + 1):
+                self._take(writing, real[line + place], log_probs_NV[line + place], parts_NK[line + place])
+                if place == len(draft.tokens) or writing.finish_reason:
+                    break
+                same = writing.last == draft.tokens[place]
+                writing.chances.saw(draft.kinds[place], same)
+                if not same:
+                    break
+                accepted += 1
+            writing.steps += 1
+            writing.drafted += len(draft.tokens)
+            writing.accepted += accepted
+            writing.searches = past.searches[number]
+            kept.append(accepted)
+            neighbours.append(real.neighbours[line + accepted])
+            line += int(real_BT[number].sum())
+        past = past.crop([len(draft.tokens) - accepted for draft, accepted in zip(drafts, kept, strict=True)])
+        self._past = replace(past, neighbours=Neighbours.joined([one[None] for one in neighbours]))
+        self.costs.saw(real_BT.numel(), time.perf_counter() - began)
+        for writing in writings:
+            writing.seconds += time.perf_counter() - began
+        self._leave()
+        return writings
+
+    def read(
+        self, tokens: Sequence[Sequence[int]], past: Past | None, orders: Sequence[Order]
+    ) -> tuple[Prediction, Past]:
+        """Read on, each text as its order asks."""
+        filters, pointers = [order.allowed for order in orders], [order.pointers for order in orders]
+        own = [order.own_past for order in orders]
+        return self.model.read(tokens, past, self.wanted, filters, pointers=pointers, own_past=own)
+
+    def distributions(self, prediction: Prediction) -> tuple[Tensor, Tensor]:
+        """The predictor's log-probabilities, [N, V], and each neighbour's part in the probability of its token, [N, K].
+
+        A predictor without p_kNN takes nothing from single neighbours; theirs are the weights that p_kNN would have.
+        """
+        name = self.predictor
+        log_probs_NV, weight_N = prediction.distribution(name)
+        mix, similarity_NK = prediction.predictor.mixes[STATE_OF[name]], prediction.neighbours.similarity
+        k = mix.k if name in MIXED else similarity_NK.shape[-1]
+        parts_NK = torch.zeros_like(similarity_NK)
+        parts_NK[:, :k] = neighbour_weights(similarity_NK[:, :k], mix.temperature)
+        return log_probs_NV, parts_NK * weight_N[:, None] if name in MIXED else parts_NK
+
+    def written(self, at: Prediction, log_probs_V: Tensor, parts_K: Tensor, token: int, top: int = 0) -> Written:
+        """The record of a token that follows the prediction at one position."""
+        log_prob = float(log_probs_V[token])
+        hits = torch.nonzero(at.tokens == token)[:, 0]
+        parts, found = parts_K[hits], at.neighbours[hits]
+        mixed = self.predictor in MIXED and log_prob > -math.inf
+        share = (parts.double() / math.exp(log_prob)).float() if mixed else torch.zeros_like(parts)
+        voters = Voters(found.positions.cpu(), found.similarity.cpu(), parts.cpu(), share.cpu())
+        return Written(token, log_prob, at.states["base"], voters, top_of(log_probs_V, top))
+
+    def _take(self, writing: Writing, at: Prediction, log_probs_V: Tensor, parts_K: Tensor) -> None:
+        """Choose the next token of a text from the prediction at one position."""
+        order, lm = writing.order, self.model.lm
+        place = len(writing.tokens)
+        seen = torch.tensor([*writing.prompt, *writing.ids], dtype=torch.long) if _needs_history(order) else NOTHING
+        token = order.sampling.choose(log_probs_V, seen.to(log_probs_V.device), writing.sample, place)
+        writing.tokens.append(self.written(at, log_probs_V, parts_K, token, order.top))
+        if token in lm.end_tokens:
+            writing.finish_reason = "stop"
+            return
+        writing.stream.add(token)
+        if writing.stream.stopped:
+            writing.finish_reason = "stop"
+        elif len(writing.tokens) >= order.max_tokens:
+            writing.finish_reason = "length"
+
+    def _drafts(self, writings: Sequence[Writing]) -> list[Draft]:
+        """A draft for every text that may have one, all cut to the length that promises most."""
+        drafts = []
+        for writing in writings:
+            draft = Draft()
+            if writing.order.draft:
+                voters = writing.tokens[-1].voters
+                draft = self.drafter.draft(
+                    [*writing.prompt, *writing.ids], voters.positions, voters.weight, writing.chances
+                )
+            room = min(LONGEST, writing.order.max_tokens - len(writing.tokens) - 1)
+            drafts.append(Draft(draft.tokens[:room], draft.kinds[:room]))
+        count = best_length(
+            [writing.chances.expected(draft) for writing, draft in zip(writings, drafts, strict=True)], self.costs
+        )
+        return [Draft(draft.tokens[:count], draft.kinds[:count]) for draft in drafts]
+
+    def _leave(self) -> None:
+        """Finished texts leave the batch."""
+        going_on = [number for number, writing in enumerate(self.active) if writing.finish_reason is None]
+        if len(going_on) < len(self.active) and self._past is not None:
+            self.active = [self.active[number] for number in going_on]
+            self._past = self._past.select(going_on) if going_on else None
+
+
+NOTHING = torch.empty(0, dtype=torch.long)
+
+
+def top_of(log_probs_V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """The likeliest tokens and their log-probabilities, likeliest first.
+
+    >>> top_of(torch.tensor([-3.0, -1.0, -2.0]), 2)
+    ((1, -1.0), (2, -2.0))
+    """
+    if not count:
+        return ()
+    best = log_probs_V.topk(min(count, len(log_probs_V)))
+    return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
+def joined(pasts: Sequence[Past]) -> Past | None:
+    """The pasts as one; None if there are none."""
+    return pasts[0].join(pasts[1:]) if len(pasts) > 1 else pasts[0] if pasts else None
+
+
+def _needs_history(order: Order) -> bool:
+    return order.sampling.repetition_penalty != 1.0
