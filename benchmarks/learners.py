@@ -24,14 +24,14 @@ from gnnlm.errors import ModelError
 from gnnlm.evaluate.context_retrieval import Setting, passage_jobs
 from gnnlm.library.library import Library
 from gnnlm.lm.base_lm import BaseLM
-from gnnlm.lm.hf import HFModel
+from gnnlm.lm.hf_loading import save_hf
+from gnnlm.lm.hf_model import HFModel
 from gnnlm.lm.load_lm import load_lm
-from gnnlm.lm.pretrained import save_hf
 from gnnlm.predict.bootstrap import Floats
 from gnnlm.predict.predictor import LABELS
 from gnnlm.retrieval.bm25 import PassageIndex, plan_passages
 from gnnlm.run import Run
-from gnnlm.train.data import Pieces, Start
+from gnnlm.train.batches import StartToken, TextPieces
 from gnnlm.train.finetune import with_lora
 from gnnlm.train.train_lm import adam, hf_losses
 
@@ -228,8 +228,8 @@ class TuningLearner:
         ids = [lm.tokenize(text)[0] for text in self._learned.values()]
         ends = np.cumsum([len(one) for one in ids])
         bounds = np.stack([ends - [len(one) for one in ids], ends], axis=1)
-        start = Start(lm.start_token, always=True)
-        batches = Pieces(np.concatenate(ids), bounds, start, self._config.window, BATCH, self._seed)
+        start = StartToken(lm.start_token, always=True)
+        batches = TextPieces(np.concatenate(ids), bounds, start, self._config.window, BATCH, self._seed)
         torch.manual_seed(self._seed)
         config = self._config.finetune.model_copy(update={"lr": RATES[self._kind]})
         model: Any = lm.model.requires_grad_(self._kind == "full")

@@ -19,7 +19,7 @@ from common import arguments, best_seconds, in_a_process, open_run, peak_bytes, 
 
 from gnnlm.gnn.gnn_options import resolve_options
 from gnnlm.gnn.model import GnnModel
-from gnnlm.train.data import BlockOrder
+from gnnlm.train.batches import BlockOrder
 from gnnlm.train.train_gnn import make_optimizer
 
 AROUND = {

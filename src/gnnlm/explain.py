@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gnnlm.gnn.model import Watched
+from gnnlm.gnn.model import LayerAttention
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past
 from gnnlm.predict.scoring import Job, Text
 from gnnlm.retrieval.index import Allowed
@@ -53,7 +53,7 @@ def watched(
     past: Past | None = None
     for start in range(0, max(0, len(ids) - 1), BLOCK):
         _, past = model.read([ids[start : min(start + BLOCK, len(ids) - 1)]], past, ("gnn",), allowed)
-    seen: list[Watched] = []
+    seen: list[LayerAttention] = []
     prediction, _ = model.read([ids[-1:]], past, ("gnn",), allowed, watch=seen)
     neighbours = prediction.neighbours[0, -1].nearest(model.predictor.graph_k)
     weights = [layer.inter_BTHS[0, -1].unflatten(-1, (neighbours.k, -1)) for layer in seen]

@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
-from gnnlm.lm import hf
-from gnnlm.lm.adaptive import AdaptiveOptions
+from gnnlm.lm import hf_model as hf
+from gnnlm.lm.adaptive_transformer import AdaptiveOptions
 from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.load_lm import load_lm
-from gnnlm.lm.native import NativeLM, make_model
+from gnnlm.lm.native_lm import NativeLM, make_model
 from tests.cli import Process, error_line, finished
 from tests.conftest import WriteConfig, make_tokenizer, save_tiny_lm
 

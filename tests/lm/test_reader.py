@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from gnnlm.config import LMConfig
 from gnnlm.datastore.encode import encode_tokens
 from gnnlm.errors import ConfigError, ModelError
-from gnnlm.lm.adaptive import AdaptiveTransformer
+from gnnlm.lm.adaptive_transformer import AdaptiveTransformer
 from gnnlm.lm.base_lm import BaseLM
-from gnnlm.lm.hf import HFModel
-from gnnlm.lm.hf_stream import Way
-from gnnlm.lm.native import NativeLM
-from gnnlm.lm.past import BLOCK, KeyValues
+from gnnlm.lm.hf_model import HFModel
+from gnnlm.lm.hf_stream import StreamMode
+from gnnlm.lm.kv_cache import BLOCK, KeyValues
+from gnnlm.lm.native_lm import NativeLM
 from gnnlm.lm.transformer_xl import TransformerXL
-from gnnlm.lm.window_reader import LMPast, Read, Reader
+from gnnlm.lm.window_reader import LMPast, ReadStates, WindowReader
 from tests.conftest import make_tokenizer
-from tests.lm.test_adaptive import SMALL as SMALL_ADAPTIVE
+from tests.lm.test_adaptive_transformer import SMALL as SMALL_ADAPTIVE
 from tests.lm.test_transformer_xl import SMALL as SMALL_XL
 
 VOCAB = 40
@@ -40,45 +40,45 @@ ATTENTION: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 MAMBA = {"mamba_d_state": 8, "use_mamba_kernels": False}
-FAMILIES: dict[str, tuple[Way, Callable[[], Any]]] = {
-    "llama": (Way.RAGGED, lambda: transformers.LlamaConfig(**ATTENTION)),
+FAMILIES: dict[str, tuple[StreamMode, Callable[[], Any]]] = {
+    "llama": (StreamMode.RAGGED, lambda: transformers.LlamaConfig(**ATTENTION)),
     "gpt2": (
-        Way.RAGGED,
+        StreamMode.RAGGED,
         lambda: transformers.GPT2Config(vocab_size=300, n_positions=48, n_embd=32, n_layer=2, n_head=4),
     ),
     "opt": (
-        Way.RAGGED,
+        StreamMode.RAGGED,
         lambda: transformers.OPTConfig(
             **SIZE, ffn_dim=48, num_attention_heads=4, word_embed_proj_dim=32, max_position_embeddings=48
         ),
     ),
-    "mistral": (Way.RAGGED, lambda: transformers.MistralConfig(**ATTENTION, sliding_window=6)),
-    "gemma2": (Way.RAGGED, lambda: transformers.Gemma2Config(**ATTENTION, head_dim=8, sliding_window=5)),
+    "mistral": (StreamMode.RAGGED, lambda: transformers.MistralConfig(**ATTENTION, sliding_window=6)),
+    "gemma2": (StreamMode.RAGGED, lambda: transformers.Gemma2Config(**ATTENTION, head_dim=8, sliding_window=5)),
     "gpt-neo": (
-        Way.RAGGED,
+        StreamMode.RAGGED,
         lambda: transformers.GPTNeoConfig(
             vocab_size=300, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, window_size=5,
             attention_types=[[["global", "local"], 1]], max_position_embeddings=48, bos_token_id=0, eos_token_id=0,
         ),
     ),
-    "bloom": (Way.EVEN, lambda: transformers.BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4)),
+    "bloom": (StreamMode.EVEN, lambda: transformers.BloomConfig(vocab_size=300, hidden_size=32, n_layer=2, n_head=4)),
     "mpt": (
-        Way.EVEN,
+        StreamMode.EVEN,
         lambda: transformers.MptConfig(vocab_size=300, d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
     ),
     "mamba2": (
-        Way.CHUNKS,
+        StreamMode.CHUNKS,
         lambda: transformers.Mamba2Config(**SIZE, state_size=8, head_dim=8, num_heads=8, n_groups=2, chunk_size=8),
     ),
-    "mamba": (Way.STEPS, lambda: transformers.MambaConfig(**SIZE, state_size=8)),
+    "mamba": (StreamMode.STEPS, lambda: transformers.MambaConfig(**SIZE, state_size=8)),
     "jamba": (
-        Way.STEPS,
+        StreamMode.STEPS,
         lambda: transformers.JambaConfig(
             **{**ATTENTION, **MAMBA}, attn_layer_period=2, attn_layer_offset=1, num_experts=2
         ),
     ),
     "recurrent-gemma": (
-        Way.NONE,
+        StreamMode.NONE,
         lambda: transformers.RecurrentGemmaConfig(
             vocab_size=300, hidden_size=32, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
             lru_width=32, attention_window_size=8, logits_soft_cap=1e4,
@@ -112,7 +112,7 @@ def encoded(lm: BaseLM, text: Sequence[int], window: int, context: int, key: str
 
 
 def check(
-    lm: BaseLM, read: Read, texts: Sequence[Sequence[int]], firsts: Sequence[int], shape: tuple[int, int]
+    lm: BaseLM, read: ReadStates, texts: Sequence[Sequence[int]], firsts: Sequence[int], shape: tuple[int, int]
 ) -> None:
     counts = [len(text) + 1 - first for text, first in zip(texts, firsts, strict=True)]
     assert read.states_BTD.shape == (len(texts), max(counts), lm.width)
@@ -150,13 +150,13 @@ class Calls:
 def test_the_way_a_family_reads_on_is_found_out(name: str) -> None:
     lm = make_lm(name)
     assert lm._stream.way is FAMILIES[name][0]
-    assert lm.ragged == (lm._stream.way is Way.RAGGED)
+    assert lm.ragged == (lm._stream.way is StreamMode.RAGGED)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_token_by_token(name: str) -> None:
     lm, text = make_lm(name), some_tokens(60)
-    reader = Reader(lm, window=24, context=7)
+    reader = WindowReader(lm, window=24, context=7)
     read, past = reader.read([[]])
     states = [read.states_BTD[0]]
     for token in text:
@@ -170,7 +170,7 @@ def test_token_by_token(name: str) -> None:
 def test_every_crop(name: str) -> None:
     """Also over the beginnings of windows and of segments."""
     lm, text = make_lm(name), some_tokens(33)
-    reader = Reader(lm, window=16, context=5)
+    reader = WindowReader(lm, window=16, context=5)
     _, past = reader.read([[]])
     for token in text:
         _, past = reader.read([[token]], past)
@@ -185,7 +185,7 @@ def test_every_crop(name: str) -> None:
 def test_texts_join(name: str) -> None:
     """Texts that were read apart, to different lengths, are read on together; for every model, also a recurrent one."""
     lm, counts = make_lm(name), (3, 0, 20, 11)
-    reader = Reader(lm, window=16, context=5)
+    reader = WindowReader(lm, window=16, context=5)
     texts = [some_tokens(count + 9, seed) for seed, count in enumerate(counts)]
     first, *others = [reader.read([text[:count]])[1] for text, count in zip(texts, counts, strict=True)]
     past = first.join([others[0].join(others[1:])])
@@ -205,7 +205,7 @@ def test_any_reading_is_encoding(name: str, data: st.DataObject) -> None:
     """Batches, cuts, crops over window starts, reorders, repeats, and several continuations of one past."""
     lm = make_lm(name)
     shape = data.draw(st.sampled_from([(16, 0), (16, 4), (20, 19), (32, 5), (48, 16)]), "window and context")
-    reader = Reader(lm, *shape)
+    reader = WindowReader(lm, *shape)
     pieces = st.lists(st.integers(0, VOCAB - 1), max_size=data.draw(st.sampled_from([2, 12, 60]), "longest piece"))
     texts = [list(text) for text in data.draw(st.lists(pieces, min_size=1, max_size=4), "texts")]
     read, past = reader.read(texts)
@@ -238,7 +238,7 @@ def test_any_reading_is_encoding(name: str, data: st.DataObject) -> None:
 def test_keys(name: str) -> None:
     """What the last feed-forward reads, beside the states; a model without one says so."""
     lm, texts = make_lm(name), [some_tokens(50), some_tokens(9, seed=1)]
-    reader = Reader(lm, 24, 7, key="ffn_input")
+    reader = WindowReader(lm, 24, 7, key="ffn_input")
     if name in ("mamba", "mamba2", "recurrent-gemma"):
         with pytest.raises(ModelError, match="last feed-forward layer has none of the names"):
             reader.read(texts)
@@ -255,12 +255,12 @@ def test_keys(name: str) -> None:
     read, _ = reader.read([[], []], past)
     assert read.keys_BTD is not None
     assert read.keys_BTD.shape == (2, 0, parts[0][0].shape[-1])
-    assert Reader(lm, 24, 7).read([[1]])[0].keys_BTD is None
+    assert WindowReader(lm, 24, 7).read([[1]])[0].keys_BTD is None
 
 
 def test_texts_of_different_length_are_one_forward_pass() -> None:
     lm = make_lm("llama")
-    reader = Reader(lm, 48, 16)
+    reader = WindowReader(lm, 48, 16)
     _, past = reader.read([some_tokens(n) for n in (3, 40, 17, 0, 22, 9, 30, 11)])
     with Calls(lm) as calls:
         _, past = reader.read([[1]] * 8, past)
@@ -273,7 +273,7 @@ def test_texts_of_different_length_are_one_forward_pass() -> None:
 
 def test_a_window_that_begins_anew_is_read_apart_and_joins_the_others() -> None:
     lm = make_lm("llama")
-    reader = Reader(lm, 48, 16)
+    reader = WindowReader(lm, 48, 16)
     texts = [some_tokens(47), some_tokens(20, seed=1)]
     _, past = reader.read(texts)
     with Calls(lm) as calls:
@@ -286,7 +286,7 @@ def test_a_window_that_begins_anew_is_read_apart_and_joins_the_others() -> None:
 
 def test_nothing_is_masked_copied_or_placed_without_need() -> None:
     lm = make_lm("llama")
-    reader = Reader(lm, 48, 16)
+    reader = WindowReader(lm, 48, 16)
     _, past = reader.read([some_tokens(10), some_tokens(10, seed=1)])
     _, past = reader.read([[1], [2]], past)
     with Calls(lm) as calls:
@@ -308,7 +308,7 @@ def keys_of(past: LMPast) -> torch.Tensor:
 def test_two_threads_read_on_from_one_past() -> None:
     """Only one of them may write behind it."""
     lm = make_lm("llama")
-    reader = Reader(lm, 48, 16)
+    reader = WindowReader(lm, 48, 16)
     text = some_tokens(10)
     _, past = reader.read([[*text, 1]], reader.read([[]])[1])
     _, past = reader.read([[2]], past)  # now there is room behind
@@ -322,7 +322,7 @@ def test_two_threads_read_on_from_one_past() -> None:
 @pytest.mark.parametrize("name", ["llama", "mistral", "bloom", "adaptive"])
 def test_memory_is_bounded_by_the_window(name: str) -> None:
     lm, window = make_lm(name), 24
-    reader = Reader(lm, window, 7)
+    reader = WindowReader(lm, window, 7)
     rng = np.random.default_rng(0)
     _, past = reader.read([[]] * 4)
     most = 0
@@ -340,7 +340,7 @@ def test_memory_is_bounded_by_the_window(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "mistral", "adaptive", "transformer-xl"])
 def test_bfloat16_arithmetic(name: str) -> None:
     lm, text = make_lm(name, "bf16"), some_tokens(40)
-    reader = Reader(lm, 24, 7)
+    reader = WindowReader(lm, 24, 7)
     (first, past), want = reader.read([text[:5], text]), encoded(lm, text, 24, 7)
     read, _ = reader.read([text[5:], []], past)
     assert read.states_BTD.dtype == torch.float32
@@ -352,7 +352,7 @@ def test_bfloat16_arithmetic(name: str) -> None:
 def test_a_text_may_be_as_long_as_it_likes() -> None:
     """Many windows at once, and an absolute position for every slot."""
     lm, texts = make_lm("gpt2"), [some_tokens(400), some_tokens(130, seed=1)]
-    reader = Reader(lm, 48, 16)
+    reader = WindowReader(lm, 48, 16)
     read, past = reader.read(texts)
     check(lm, read, texts, [0, 0], (48, 16))
     read, _ = reader.read([[1], [2] * 40], past.crop([3, 0]))
@@ -360,20 +360,20 @@ def test_a_text_may_be_as_long_as_it_likes() -> None:
 
 
 def test_no_texts() -> None:
-    read, past = Reader(make_lm("llama"), 24, 7).read([])
+    read, past = WindowReader(make_lm("llama"), 24, 7).read([])
     assert read.states_BTD.shape == (0, 0, 32)
     assert len(past) == 0
-    _, past = Reader(make_lm("llama"), 24, 7).read([[1], [2]])
+    _, past = WindowReader(make_lm("llama"), 24, 7).read([[1], [2]])
     assert past.select([]).lengths == ()
 
 
 def test_what_makes_no_sense_is_refused() -> None:
     lm = make_lm("llama")
     with pytest.raises(ConfigError, match="expected a context from 0 to 15"):
-        Reader(lm, 16, 16)
+        WindowReader(lm, 16, 16)
     with pytest.raises(ConfigError, match="expected a key among state, ffn_input; got value"):
-        Reader(lm, 16, 4, key="value")
-    reader = Reader(lm, 16, 4)
+        WindowReader(lm, 16, 4, key="value")
+    reader = WindowReader(lm, 16, 4)
     _, past = reader.read([[1, 2], [3]])
     for wrong in (2, [0], [0, 2], [-1, 0]):
         with pytest.raises(ConfigError, match="expected a number of tokens to drop for each of 2 texts"):

@@ -11,7 +11,7 @@ import torch
 
 from gnnlm.config import LMConfig
 from gnnlm.datastore.encode import encode_tokens
-from gnnlm.lm.hf import resolve_model
+from gnnlm.lm.hf_model import resolve_model
 from gnnlm.lm.load_lm import load_lm
 
 pytestmark = [

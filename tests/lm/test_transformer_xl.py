@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gnnlm.config import LMConfig
 from gnnlm.datastore.encode import _check_memory, encode_tokens
-from gnnlm.lm.native import NativeLM, load_native
+from gnnlm.lm.native_lm import NativeLM, load_native
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions, distance_sinusoids
 
 SMALL = TransformerXLOptions(vocab_size=20, width=16, layers=3, heads=2, ffn=32, segment=4, memory=4)

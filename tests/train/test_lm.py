@@ -24,8 +24,8 @@ from gnnlm.predict.split_scoring import score_text
 from gnnlm.retrieval.index import keys_of
 from gnnlm.run import Run
 from gnnlm.run.stages import _warn_of_positions
-from gnnlm.train import fit as fit_module
-from gnnlm.train.data import IGNORED, Lanes, Pieces, Start, TextBlocks
+from gnnlm.train import training_loop as fit_module
+from gnnlm.train.batches import IGNORED, Lanes, StartToken, TextBlocks, TextPieces
 from gnnlm.train.train_lm import LMTask
 from tests.cli import gnnlm_killed
 from tests.conftest import TINY, merge
@@ -54,7 +54,7 @@ def test_pieces_cover_every_token_once(lengths: list[int], block: int, budget: i
     texts = [np.arange(n, dtype=np.int64) + 1000 * (i + 1) for i, n in enumerate(lengths)]
     ends = np.cumsum(lengths)
     bounds = np.stack([ends - lengths, ends], axis=1)
-    pieces = Pieces(np.concatenate(texts), bounds, Start(7, always), block, budget, seed=1)
+    pieces = TextPieces(np.concatenate(texts), bounds, StartToken(7, always), block, budget, seed=1)
     seen: list[int] = []
     for number in range(pieces.batches_in(0)):
         read, wanted = pieces(number)
@@ -67,7 +67,7 @@ def test_pieces_cover_every_token_once(lengths: list[int], block: int, budget: i
     assert sorted(seen) == sorted(t for text in texts for t in text.tolist())
     assert pieces.tokens == len(seen)
     later = pieces.batches_in(0) + pieces.batches_in(1)
-    again = Pieces(np.concatenate(texts), bounds, Start(7, always), block, budget, seed=1)
+    again = TextPieces(np.concatenate(texts), bounds, StartToken(7, always), block, budget, seed=1)
     assert torch.equal(pieces(later)[1], again(later)[1])  # the third epoch, whether or not one has been through two
 
 

@@ -20,10 +20,10 @@ from gnnlm.errors import TrainingError
 from gnnlm.gnn.gnn_options import resolve_options
 from gnnlm.gnn.model import GnnModel
 from gnnlm.run import Run
-from gnnlm.train.data import BlockOrder
-from gnnlm.train.fit import Fitting
-from gnnlm.train.schedule import Plan
-from gnnlm.train.train_gnn import Curriculum, GnnTask, Texts, train_gnn
+from gnnlm.train.batches import BlockOrder
+from gnnlm.train.schedule import TrainingPlan
+from gnnlm.train.train_gnn import Curriculum, GnnTask, TrainingTexts, train_gnn
+from gnnlm.train.training_loop import TrainingSetup
 
 
 @given(positions=st.integers(2, 200), block=st.integers(1, 30), batch=st.integers(1, 4), step=st.integers(0, 50))
@@ -44,7 +44,7 @@ def test_an_epoch_sees_each_block_once() -> None:
 
 
 def test_cosine_schedule() -> None:
-    plan = Plan(config=Training(lr=2.0, warmup=10), steps=110, schedule="cosine")
+    plan = TrainingPlan(config=Training(lr=2.0, warmup=10), steps=110, schedule="cosine")
     rates = [plan.learning_rate(step) for step in range(110)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[10] == 2.0
@@ -58,11 +58,11 @@ def train(run: Run, folder: Any, **changes: Any) -> Any:
     config = TrainConfig(**{**run.config.train.model_dump(), **changes})
     model = GnnModel(resolve_options(run.config.gnn, run.parts.head.width), run.parts.head)
     with Draft(folder / "gnn", "train", {}) as draft:
-        return train_gnn(Fitting(draft, seed=0, cpu=True), model, parts.head, parts.graphs, texts(run), config)
+        return train_gnn(TrainingSetup(draft, seed=0, cpu=True), model, parts.head, parts.graphs, texts(run), config)
 
 
-def texts(run: Run) -> Texts:
-    return Texts(run.parts.searched("train"), run.parts.searched("valid"))
+def texts(run: Run) -> TrainingTexts:
+    return TrainingTexts(run.parts.searched("train"), run.parts.searched("valid"))
 
 
 def make_task(run: Run, model: Any, order: BlockOrder, ks: Curriculum, accumulate: int, valid_tokens: int) -> GnnTask:
@@ -161,7 +161,7 @@ def test_the_history_compares_like_with_like(tiny_run: Run) -> None:
 
 
 def test_nan_loss_is_told(tiny_run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "learning_rate", lambda self, step: math.nan)
+    monkeypatch.setattr(TrainingPlan, "learning_rate", lambda self, step: math.nan)
     with pytest.raises(TrainingError, match=r"the loss is nan at step 2 .* lower train.lr"):
         train(tiny_run, tmp_path)
     assert not (tmp_path / "gnn").exists()
@@ -177,7 +177,7 @@ def test_released_and_paper_presets_train(tiny_run: Run, tmp_path: Any) -> None:
         head, graphs = tiny_run.parts.head, tiny_run.parts.graphs
         model = GnnModel(resolve_options(config.gnn, head.width), head)
         with Draft(tmp_path / preset, "train", {}) as draft:
-            fitting = Fitting(draft, seed=0, cpu=True)
+            fitting = TrainingSetup(draft, seed=0, cpu=True)
             made = train_gnn(fitting, model, head, graphs, texts(tiny_run), run.config.train)
         history = json.loads((made.path / "history.json").read_text())
         assert history[-1]["valid_gnn"] < history[0]["valid_gnn"]  # it learns, wherever it starts

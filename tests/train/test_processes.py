@@ -25,7 +25,7 @@ from gnnlm.errors import GnnlmError
 from gnnlm.lm.architecture import ONLY_ADAPTIVE
 from gnnlm.run import Run
 from gnnlm.run.follow import follow
-from gnnlm.train.processes import Lost, Processes, joined
+from gnnlm.train.processes import Processes, ProcessLost, joined
 from gnnlm.train.train_gnn import GnnTask
 from gnnlm.train.train_lm import LMTask
 from tests.conftest import TINY, merge
@@ -224,7 +224,7 @@ def test_a_launcher_without_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(GnnlmError, match="RANK is not set; start several processes with torchrun"), joined():
         pass
-    assert issubclass(Lost, GnnlmError)
+    assert issubclass(ProcessLost, GnnlmError)
 
 
 def test_torchrun(text_dir: Path, tiny_lm_dir: Path, tmp_path: Path) -> None:

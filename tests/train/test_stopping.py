@@ -17,7 +17,7 @@ import pytest
 from gnnlm.config import load_config, parse_config
 from gnnlm.errors import TrainingError
 from gnnlm.run import Run
-from gnnlm.train.signals import HeldSignals
+from gnnlm.train.signals import SignalDelay
 from gnnlm.train.train_lm import LMTask
 from tests.cli import Process, error_line, finished, gnnlm
 from tests.conftest import TINY, merge
@@ -146,7 +146,7 @@ def test_an_interrupt_before_the_first_validation_leaves_nothing(
 
 
 def test_a_second_signal_takes_effect_at_once() -> None:
-    with HeldSignals() as signals:
+    with SignalDelay() as signals:
         interrupt()
         assert signals.pending == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
@@ -155,14 +155,14 @@ def test_a_second_signal_takes_effect_at_once() -> None:
 
 
 def test_a_signal_at_the_very_end_is_not_lost() -> None:
-    with pytest.raises(KeyboardInterrupt), HeldSignals():
+    with pytest.raises(KeyboardInterrupt), SignalDelay():
         interrupt()
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        with HeldSignals() as signals:
+        with SignalDelay() as signals:
             os.kill(os.getpid(), signal.SIGTERM)
             assert signals.pending is None
     finally:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnlm.book import Book
 from gnnlm.gnn.attend import gathered
-from gnnlm.gnn.layer import Folded, GnnLayer, Sources
+from gnnlm.gnn.layer import FoldedWeights, GnnLayer, Sources
 from gnnlm.graph.batch import Graph
 from tests.conftest import TINY, merge
 from tests.write.test_writing import FP32, PROMPT, built
@@ -55,7 +55,7 @@ def test_attention_is_that_of_the_forward_pass(book: Book, monkeypatch: pytest.M
     """The sources averaged under the reported attention are what each layer averages."""
     own, checked = GnnLayer._inter, []
 
-    def compared(self: GnnLayer, x_BTD: Tensor, sources: Sources, graph: Graph, folded: Folded) -> Tensor:
+    def compared(self: GnnLayer, x_BTD: Tensor, sources: Sources, graph: Graph, folded: FoldedWeights) -> Tensor:
         out_BTD = own(self, x_BTD, sources, graph, folded)
         weights_NHS = self.attention(x_BTD, sources, graph).flatten(0, 1)  # the default preset norms before it
         if sources.projected:

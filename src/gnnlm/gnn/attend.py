@@ -24,7 +24,7 @@ from torch.nn import functional as F
 CHUNK_VALUES = {"cpu": 2**20, "cuda": 2**27}  # gathered at once; 4 MB stay in a CPU's cache and cost no page faults
 
 
-class Coded(Protocol):
+class CodedTable(Protocol):
     """A table that is decoded or joined as it is gathered, in its own space; queries are mapped into it, averages out.
 
     Keys and values that were projected are gathered as they are: they are never coded.
@@ -44,7 +44,7 @@ def attend(
     query_NHC: Tensor,
     bias_NHS: Tensor,
     mask_NS: Tensor,
-    tables: Sequence[Tensor | Coded],
+    tables: Sequence[Tensor | CodedTable],
     lines_NS: Sequence[Tensor],
     dropout: float = 0.0,
 ) -> Tensor:
@@ -63,7 +63,7 @@ def attend(
 
 
 def attend_projected(
-    query_NHd: Tensor, bias_NHS: Tensor, mask_NS: Tensor, table_RC: Tensor | Coded, lines_NS: Tensor
+    query_NHd: Tensor, bias_NHS: Tensor, mask_NS: Tensor, table_RC: Tensor | CodedTable, lines_NS: Tensor
 ) -> Tensor:
     """The same over keys and values stored side by side in each line, [N, H, d]; for inference only."""
     heads, head_width = query_NHd.shape[1:]
@@ -87,7 +87,7 @@ class _Attend(torch.autograd.Function):
         bias_NHS: Tensor,
         kept_NHS: Tensor | None,
         lines: tuple[Tensor, ...],
-        *tables: Tensor | Coded,
+        *tables: Tensor | CodedTable,
     ) -> Tensor:
         widths = _widths(tables)
         queries = query_NHC.split(widths, dim=-1)
@@ -136,11 +136,13 @@ class _Attend(torch.autograd.Function):
         return grad_query_NHC, grad_bias_NHS, None, None, *wanted
 
 
-def _widths(tables: Sequence[Tensor | Coded]) -> list[int]:
+def _widths(tables: Sequence[Tensor | CodedTable]) -> list[int]:
     return [table.shape[1] if isinstance(table, Tensor) else table.width for table in tables]
 
 
-def _each(tables: Sequence[Tensor | Coded], joint: Tensor, change: Callable[[Coded, Tensor], Tensor]) -> Tensor:
+def _each(
+    tables: Sequence[Tensor | CodedTable], joint: Tensor, change: Callable[[CodedTable, Tensor], Tensor]
+) -> Tensor:
     """Change the parts of a tensor that belong to coded tables."""
     if all(isinstance(table, Tensor) for table in tables):
         return joint
@@ -154,13 +156,13 @@ def _masked(bias_NHS: Tensor, mask_NS: Tensor) -> tuple[Tensor, Tensor]:
     return bias_NHS.masked_fill(~(mask_NS | empty_N1)[:, None], float("-inf")), empty_N1[..., None]
 
 
-def gathered(table: Tensor | Coded, lines_NS: Tensor) -> Tensor:
+def gathered(table: Tensor | CodedTable, lines_NS: Tensor) -> Tensor:
     """Some lines of a table in the space of queries, float32, [N, S, C]."""
     found = _gather(table, lines_NS, torch.float32)
     return found if isinstance(table, Tensor) else table.leave(found)
 
 
-def _gather(table: Tensor | Coded, lines_nS: Tensor, kind: torch.dtype) -> Tensor:
+def _gather(table: Tensor | CodedTable, lines_nS: Tensor, kind: torch.dtype) -> Tensor:
     if not isinstance(table, Tensor):
         return table.gather(lines_nS).to(kind)
     return table.index_select(0, lines_nS.reshape(-1)).to(kind).view(*lines_nS.shape, -1)

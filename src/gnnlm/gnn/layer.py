@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlm.gnn.attend import Coded, attend, attend_projected, gathered, masked_softmax
+from gnnlm.gnn.attend import CodedTable, attend, attend_projected, gathered, masked_softmax
 from gnnlm.gnn.gnn_options import GnnOptions
 from gnnlm.graph.batch import Graph
 from gnnlm.matmul import product
@@ -49,7 +49,7 @@ KeysValues = tuple[Tensor, Tensor]  # of context tokens on intra edges, [B, S, D
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedWeights:
     """The matrices that a forward pass multiplies with: products of parameters, made once for a frozen network."""
 
     intra_query: Weights
@@ -70,7 +70,7 @@ class Sources:
     `projected`, one table with the layer's keys and values side by side.
     """
 
-    tables: tuple[Tensor | Coded, ...]
+    tables: tuple[Tensor | CodedTable, ...]
     lines_NS: tuple[Tensor, ...]
     mask_NS: Tensor
     projected: bool = False
@@ -105,7 +105,7 @@ class GnnLayer(nn.Module):
             self.near_H, self.near_slope_H = (nn.Parameter(torch.full((heads,), start)) for start in NEAR_START)
         self.dropout, self.neighbour_dropout = nn.Dropout(options.dropout), nn.Dropout(options.neighbour_dropout)
         self.attention_dropout = nn.Dropout(options.attention_dropout)
-        self._frozen: Folded | None = None
+        self._frozen: FoldedWeights | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -175,7 +175,7 @@ class GnnLayer(nn.Module):
 
     # -- folded weights ------------------------------------------------------------------------------------
 
-    def folded(self) -> Folded:
+    def folded(self) -> FoldedWeights:
         return self._frozen or self._fold()
 
     def freeze(self) -> None:
@@ -186,7 +186,7 @@ class GnnLayer(nn.Module):
     def thaw(self) -> None:
         self._frozen = None
 
-    def _fold(self) -> Folded:
+    def _fold(self) -> FoldedWeights:
         feature_Hdd = self.feature_EHdd[INTER]
         key_HdC, value_HdC = self._split_rows(self.key[NEIGHBOUR]), self._split_rows(self.value[NEIGHBOUR])
         if self.options.token_features:
@@ -195,7 +195,7 @@ class GnnLayer(nn.Module):
         bias_Hd = None
         if self.options.bias:
             bias_Hd = (self._split(self.value_bias[NEIGHBOUR])[:, None] @ feature_Hdd)[:, 0]
-        return Folded(
+        return FoldedWeights(
             self._query_weights(CONTEXT, INTRA, CONTEXT),
             self._weights("key", CONTEXT),
             self._value_weights(CONTEXT, INTRA),
@@ -221,7 +221,7 @@ class GnnLayer(nn.Module):
         )
         return mean_BHTd.transpose(1, 2).flatten(-2)
 
-    def _inter(self, x_BTD: Tensor, sources: Sources, graph: Graph, folded: Folded) -> Tensor:
+    def _inter(self, x_BTD: Tensor, sources: Sources, graph: Graph, folded: FoldedWeights) -> Tensor:
         query_NHd = self._split(_linear(x_BTD, folded.inter_query).flatten(0, 1))
         bias_NHS = self._edge_bias(graph)
         if sources.projected:

@@ -34,7 +34,7 @@ from gnnlm.graph.batch import Graph, band_mask
 CHUNK_SLOTS = 2048  # window slots that go through all layers at once: they stay in a CPU's cache
 
 
-class Watched(NamedTuple):
+class LayerAttention(NamedTuple):
     """A layer's attention: over the edges from neighbours, and over those from the carried and the new tokens.
 
     Each is [B, T, H, S], with as many sources S as there are of its kind.
@@ -154,7 +154,7 @@ class GnnModel(nn.Module):
         carry: Carry | None = None,
         cache: SourceCache | None = None,
         rollback: int = 0,
-        watch: list[Watched] | None = None,
+        watch: list[LayerAttention] | None = None,
     ) -> tuple[Tensor, Carry]:
         """Updated states [B, T, D], and what the next block of the same texts needs.
 
@@ -176,7 +176,7 @@ class GnnModel(nn.Module):
             layer = self.layer(number)
             if watch is not None:
                 inter_BTHS = layer.attention(context_BTD, sources, graph)
-                watch.append(Watched(inter_BTHS, layer.context_attention(context_BTD, past, band_BTS)))
+                watch.append(LayerAttention(inter_BTHS, layer.context_attention(context_BTD, past, band_BTS)))
             context_BTD, (key_BSD, value_BSD) = layer(context_BTD, past, band_BTS, sources, graph)
             layers.append((key_BSD.detach(), value_BSD.detach()))
         after = Carry(tuple(layers), position_BS, document_BS).kept(options.context - 1 + rollback)

@@ -27,9 +27,9 @@ from gnnlm.errors import ConfigError
 from gnnlm.integrations.drafted import drafted
 from gnnlm.integrations.model_inputs import checked_ids, kept, new_columns, own_cache
 from gnnlm.integrations.past_cache import Columns, OpenBookCache, View
-from gnnlm.lm.hf import resolve_model
-from gnnlm.lm.native import is_native
-from gnnlm.lm.pretrained import load_tokenizer
+from gnnlm.lm.hf_loading import load_tokenizer
+from gnnlm.lm.hf_model import resolve_model
+from gnnlm.lm.native_lm import is_native
 from gnnlm.predict.open_book import BLOCK, Past
 from gnnlm.predict.predictor import Prediction
 from gnnlm.retrieval.index import Allowed

@@ -6,8 +6,8 @@ from typing import Any
 
 from gnnlm.config import ArchitectureConfig
 from gnnlm.errors import ConfigError
-from gnnlm.lm.adaptive import AdaptiveOptions
-from gnnlm.lm.native import NativeModel, make_model, options_of
+from gnnlm.lm.adaptive_transformer import AdaptiveOptions
+from gnnlm.lm.native_lm import NativeModel, make_model, options_of
 from gnnlm.lm.transformer_xl import TransformerXLOptions
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {

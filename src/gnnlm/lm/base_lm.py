@@ -10,31 +10,31 @@ import torch
 from gnnlm.lm.head import Head
 
 
-class Past(Protocol):
+class ModelPast(Protocol):
     """What a model keeps of the tokens it has read, in one row or several. A value: reading on makes a new one.
 
     A method returns None if the model cannot do it; the tokens must then be read again.
     """
 
-    def select(self, rows: Sequence[int]) -> Past | None:
+    def select(self, rows: Sequence[int]) -> ModelPast | None:
         """These rows, in this order, each as often as it is named."""
         ...
 
-    def crop(self, counts: Sequence[int]) -> Past | None:
+    def crop(self, counts: Sequence[int]) -> ModelPast | None:
         """Without the last counts[b] tokens of row b."""
         ...
 
-    def join(self, others: Sequence[Any]) -> Past | None:
+    def join(self, others: Sequence[Any]) -> ModelPast | None:
         """The rows of all, one after the other."""
         ...
 
 
-class Streamed(NamedTuple):
+class StreamOutput(NamedTuple):
     """States [B, T, D], what the last feed-forward read if asked for, and the past with the tokens just read."""
 
     states: torch.Tensor
     keys: torch.Tensor | None
-    past: Past | None
+    past: ModelPast | None
 
 
 class BaseLM(Protocol):
@@ -101,7 +101,7 @@ class BaseLM(Protocol):
         past: Any = None,
         counts: Sequence[int] | None = None,
         keys: bool = False,
-    ) -> Streamed:
+    ) -> StreamOutput:
         """Read on from a past. Of row b, a ragged model reads only the first counts[b] tokens; the rest is padding."""
         ...
 

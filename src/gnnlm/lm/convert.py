@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gnnlm.corpus.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from gnnlm.errors import ModelError
-from gnnlm.lm.foreign_checkpoint import Conversion, Tensors, read_checkpoint, state_dict
-from gnnlm.lm.native import make_model, options_of
+from gnnlm.lm.foreign_checkpoint import CheckpointTensors, Conversion, read_checkpoint, state_dict
+from gnnlm.lm.native_lm import make_model, options_of
 
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 FAIRSEQ_KNOWN = {
@@ -109,7 +109,7 @@ def _fairseq_heads(path: Path, told: int | None, given: int | None, width: int) 
     return heads
 
 
-def _only_what_is_known(path: Path, args: dict[str, Any], theirs: Tensors) -> None:
+def _only_what_is_known(path: Path, args: dict[str, Any], theirs: CheckpointTensors) -> None:
     """Refuse a checkpoint whose model computes something else than ours."""
     for name, ours in FAIRSEQ_KNOWN.items():
         if args.get(name, ours) != ours:
@@ -120,7 +120,7 @@ def _only_what_is_known(path: Path, args: dict[str, Any], theirs: Tensors) -> No
 
 
 def _fairseq_head(
-    theirs: Tensors, softmax: str, bands: int, shortlist: int, tie_words: bool, tie_projections: bool
+    theirs: CheckpointTensors, softmax: str, bands: int, shortlist: int, tie_words: bool, tie_projections: bool
 ) -> None:
     if tie_words:
         theirs.put("head.classes", f"{softmax}.head.class_proj.weight")
@@ -143,7 +143,7 @@ def _fairseq_head(
             theirs.put(f"head.words.{band}", f"{tail}.2.weight")
 
 
-def _fairseq_layer(theirs: Tensors, layer: str, ours: str) -> None:
+def _fairseq_layer(theirs: CheckpointTensors, layer: str, ours: str) -> None:
     attention = f"{layer}.self_attn"
     old = f"{attention}.in_proj_weight" in theirs
     for part in ("weight", "bias"):
@@ -193,7 +193,7 @@ def convert_transformer_xl(
     _check_lengths(segment, memory, same_length)
     theirs = state_dict(read_checkpoint(path))
     hugging_face = "transformer.word_emb.emb_layers.0.weight" in theirs
-    theirs = Tensors({name.removeprefix("transformer."): tensor for name, tensor in theirs.tensors.items()})
+    theirs = CheckpointTensors({name.removeprefix("transformer."): tensor for name, tensor in theirs.tensors.items()})
     bands, layers = theirs.count("word_emb.emb_layers."), theirs.count("layers.")
     if not bands or not layers:
         lacking = "word_emb.emb_layers.0.weight" if not bands else "layers.0"
@@ -260,7 +260,7 @@ def _check_lengths(segment: int, memory: int, same_length: bool) -> None:
         raise ModelError("with --same-length every token attends to --memory tokens, so --memory cannot be 0")
 
 
-def _xl_layer(theirs: Tensors, layer: str, number: int, shared: bool) -> None:
+def _xl_layer(theirs: CheckpointTensors, layer: str, number: int, shared: bool) -> None:
     joint = f"{layer}.dec_attn.qkv_net.weight"
     theirs.put(f"{layer}.query.weight", joint, make=lambda qkv: qkv.chunk(3)[0])
     theirs.put(f"{layer}.key_value.weight", joint, make=lambda qkv: torch.cat(qkv.chunk(3)[1:]))
@@ -279,7 +279,7 @@ def _xl_layer(theirs: Tensors, layer: str, number: int, shared: bool) -> None:
             theirs.mapped[repeated] = "biases.0"
 
 
-def _xl_biases(theirs: Tensors, place: str, number: int) -> None:
+def _xl_biases(theirs: CheckpointTensors, place: str, number: int) -> None:
     names = [f"{place}r_w_bias", f"{place}r_r_bias"]
     theirs.put(f"biases.{number}", *names, make=lambda *both: torch.stack(both))
 

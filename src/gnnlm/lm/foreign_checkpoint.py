@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnlm.corpus.vocabulary import Vocabulary
 from gnnlm.errors import ModelError
-from gnnlm.lm.native import NativeLM, NativeModel
+from gnnlm.lm.native_lm import NativeLM, NativeModel
 
 WITHOUT_WEIGHT = ("*.version", "*_float_tensor", "*pos_emb.inv_freq", "*.training_step")
 FAIRSEQ_METERS = ("AverageMeter", "TimeMeter", "StopwatchMeter")
@@ -34,7 +34,7 @@ class Conversion:
 
 
 @dataclass
-class Tensors:
+class CheckpointTensors:
     """The tensors of a file, taken one by one."""
 
     tensors: dict[str, Tensor]
@@ -106,7 +106,7 @@ class Tensors:
         return Conversion(NativeLM(model, vocabulary, start), self.mapped, unused, weightless)
 
 
-class _Ignored:
+class _UnusedMeter:
     """Takes the place of fairseq's classes of training statistics, which are loaded and never used."""
 
 
@@ -119,7 +119,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         first = file.read(2)
     if path.suffix != ".safetensors" and first != b"PK" and first[:1] != b"\x80":  # a zip archive, or an older pickle
         raise ModelError(f"{path} is not a checkpoint; expected what torch.save writes, or .safetensors")
-    known: list[Any] = [argparse.Namespace, *((_Ignored, f"fairseq.meters.{name}") for name in FAIRSEQ_METERS)]
+    known: list[Any] = [argparse.Namespace, *((_UnusedMeter, f"fairseq.meters.{name}") for name in FAIRSEQ_METERS)]
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
@@ -146,10 +146,10 @@ def _why_not(error: Exception) -> str:
     return "cannot be read as a checkpoint: it is damaged or cut short; get the file again"
 
 
-def state_dict(checkpoint: dict[str, Any]) -> Tensors:
+def state_dict(checkpoint: dict[str, Any]) -> CheckpointTensors:
     """The tensors of a checkpoint by name, in full precision."""
     inner = next((checkpoint[key] for key in ("model", "state_dict") if isinstance(checkpoint.get(key), dict)), None)
     tensors = {str(k): v for k, v in (inner or checkpoint).items() if isinstance(v, Tensor)}
-    return Tensors(
+    return CheckpointTensors(
         {name.removeprefix("module."): t.float() if t.is_floating_point() else t for name, t in tensors.items()}
     )

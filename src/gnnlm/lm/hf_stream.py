@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from gnnlm.lm.base_lm import Past, Streamed
-from gnnlm.lm.past import Growth, KeyValues
+from gnnlm.lm.base_lm import ModelPast, StreamOutput
+from gnnlm.lm.kv_cache import KeyValues, SlotGrowth
 
 STEPS = 16  # forward passes for a model that reads token by token; for more, its window is read again in one
 CACHES = ("past_key_values", "cache_params", "state")  # its names in the families of models
@@ -30,7 +30,7 @@ CACHES = ("past_key_values", "cache_params", "state")  # its names in the famili
 Forward = Callable[..., tuple[Tensor, Tensor | None, Any]]
 
 
-class Way(enum.Enum):
+class StreamMode(enum.Enum):
     RAGGED = "keys and values, for texts of different lengths"
     EVEN = "keys and values, for texts of equal length"
     CHUNKS = "the model's own cache, several tokens at a time"
@@ -41,25 +41,25 @@ class Way(enum.Enum):
 class HFStream:
     """A model that reads on in one of these ways."""
 
-    def __init__(self, base: nn.Module, forward: Forward, way: Way) -> None:
+    def __init__(self, base: nn.Module, forward: Forward, way: StreamMode) -> None:
         self._forward, self.way, self._cache = forward, way, _cache_argument(base)
 
     @property
     def ragged(self) -> bool:
-        return self.way is Way.RAGGED
+        return self.way is StreamMode.RAGGED
 
-    def read(self, tokens_BT: Tensor, past: Any, counts: Sequence[int] | None, keys: bool) -> Streamed:
-        if self.way in (Way.RAGGED, Way.EVEN):
+    def read(self, tokens_BT: Tensor, past: Any, counts: Sequence[int] | None, keys: bool) -> StreamOutput:
+        if self.way in (StreamMode.RAGGED, StreamMode.EVEN):
             return self._read_slots(tokens_BT, past, counts or [tokens_BT.shape[1]] * len(tokens_BT), keys)
-        if self.way is Way.NONE:
+        if self.way is StreamMode.NONE:
             assert past is None, "there is no past to read on from"
-            return Streamed(*self._forward(tokens_BT, keys, use_cache=False)[:2], None)
+            return StreamOutput(*self._forward(tokens_BT, keys, use_cache=False)[:2], None)
         return self._read_own(tokens_BT.cpu(), past, keys)
 
-    def _read_own(self, tokens_BT: Tensor, past: OwnCache | None, keys: bool) -> Streamed:
+    def _read_own(self, tokens_BT: Tensor, past: OpaqueCache | None, keys: bool) -> StreamOutput:
         new = tokens_BT.shape[1]
         text_BT = tokens_BT if past is None else torch.cat([past.tokens_BT, tokens_BT], dim=1)
-        steps = self.way is Way.STEPS and past is not None
+        steps = self.way is StreamMode.STEPS and past is not None
         if past is None or (steps and new > STEPS):
             cache, parts = None, [text_BT]
         else:
@@ -71,24 +71,24 @@ class HFStream:
             cache = getattr(out, self._cache)
         made, made_keys = zip(*read, strict=True)
         states, read_keys = torch.cat(made, dim=1)[:, -new:], torch.cat(made_keys, dim=1)[:, -new:] if keys else None
-        return Streamed(states, read_keys, OwnCache(cache, text_BT))
+        return StreamOutput(states, read_keys, OpaqueCache(cache, text_BT))
 
-    def _read_slots(self, tokens_BT: Tensor, past: KeyValues | None, counts: Sequence[int], keys: bool) -> Streamed:
+    def _read_slots(self, tokens_BT: Tensor, past: KeyValues | None, counts: Sequence[int], keys: bool) -> StreamOutput:
         cache = (
             DynamicCache()
         )  # without a config, layers with sliding windows keep everything too, so they can be cropped
         if past is None:
             states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache)
             layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-            return Streamed(states, read, KeyValues.of(layers, counts))
+            return StreamOutput(states, read, KeyValues.of(layers, counts))
         new = tokens_BT.shape[1]
-        growth, placing = Growth(past, new), _placing(past.held, new)
-        cache.layers = [Slots(layer, growth) for layer in past.layers]
+        growth, placing = SlotGrowth(past, new), _placing(past.held, new)
+        cache.layers = [SlotLayer(layer, growth) for layer in past.layers]
         states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache, **placing)
-        return Streamed(states, read, growth.grown(tuple(layer.slots for layer in cache.layers), counts))
+        return StreamOutput(states, read, growth.grown(tuple(layer.slots for layer in cache.layers), counts))
 
 
-def find_way(base: nn.Module, vocab_size: int, forward: Forward) -> Way:
+def find_way(base: nn.Module, vocab_size: int, forward: Forward) -> StreamMode:
     """The best way that works for a model; `forward` must calculate in full precision."""
     texts = [[(row + step) % vocab_size for step in range(8)] for row in (0, 5)]
     wanted_BTD = forward(torch.tensor(texts), use_cache=False)[0]
@@ -99,18 +99,18 @@ def find_way(base: nn.Module, vocab_size: int, forward: Forward) -> Way:
                 return way
         except Exception:  # models raise many kinds for what they do not support
             continue
-    return Way.NONE
+    return StreamMode.NONE
 
 
-def _possible_ways(base: nn.Module) -> list[Way]:
+def _possible_ways(base: nn.Module) -> list[StreamMode]:
     """The ways that the model has arguments for, the best first."""
     cache = _cache_argument(base)
-    ways = [Way.CHUNKS, Way.STEPS] if cache else []
+    ways = [StreamMode.CHUNKS, StreamMode.STEPS] if cache else []
     if cache == CACHES[0]:
         kinds = {type(layer) for layer in DynamicCache(config=base.config).layers}
         if kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
             ragged = {"attention_mask", "position_ids"} <= _arguments(base)
-            ways = [*([Way.RAGGED] if ragged else []), Way.EVEN, *ways]
+            ways = [*([StreamMode.RAGGED] if ragged else []), StreamMode.EVEN, *ways]
     return ways
 
 
@@ -118,7 +118,7 @@ def _possible_ways(base: nn.Module) -> list[Way]:
 def _gap(stream: HFStream, texts: list[list[int]], wanted_BTD: Tensor) -> float:
     """The largest error in the states of two texts that are read in two pieces and swapped in between."""
     gap = 0.0
-    for counts, more in [((4, 2), (1, 3))] if stream.way is Way.RAGGED else [((4, 4), (2, 2)), ((1, 1), (3, 3))]:
+    for counts, more in [((4, 2), (1, 3))] if stream.way is StreamMode.RAGGED else [((4, 4), (2, 2)), ((1, 1), (3, 3))]:
         tokens = torch.tensor([text[: max(counts)] for text in texts])
         past = stream.read(tokens, None, counts, False).past
         assert past is not None
@@ -139,10 +139,10 @@ def _cache_argument(base: nn.Module) -> str:
     return next((name for name in CACHES if name in _arguments(base)), "")
 
 
-class Slots(DynamicLayer):  # type: ignore[misc]
+class SlotLayer(DynamicLayer):  # type: ignore[misc]
     """A layer of a past as transformers sees it, for one forward pass."""
 
-    def __init__(self, slots: tuple[Tensor, Tensor], growth: Growth) -> None:
+    def __init__(self, slots: tuple[Tensor, Tensor], growth: SlotGrowth) -> None:
         super().__init__()
         self.slots, self._growth = slots, growth
         self.dtype, self.device, self.is_initialized = slots[0].dtype, slots[0].device, True
@@ -158,24 +158,24 @@ class Slots(DynamicLayer):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, eq=False)
-class OwnCache:
+class OpaqueCache:
     """A cache that only the model understands; the model writes into it, so it is copied first."""
 
     cache: Any
     tokens_BT: Tensor  # that were read
 
     @torch.inference_mode()
-    def select(self, rows: Sequence[int]) -> OwnCache | None:
+    def select(self, rows: Sequence[int]) -> OpaqueCache | None:
         if not hasattr(self.cache, "reorder_cache"):
             return None
         cache = copy.deepcopy(self.cache)
         cache.reorder_cache(torch.tensor(rows))
-        return OwnCache(cache, self.tokens_BT[rows])
+        return OpaqueCache(cache, self.tokens_BT[rows])
 
-    def crop(self, counts: Sequence[int]) -> OwnCache | None:
+    def crop(self, counts: Sequence[int]) -> OpaqueCache | None:
         return None if any(counts) else self
 
-    def join(self, others: Sequence[Past]) -> None:
+    def join(self, others: Sequence[ModelPast]) -> None:
         return None
 
 

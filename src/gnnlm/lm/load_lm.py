@@ -9,9 +9,9 @@ import torch
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.lm.base_lm import BaseLM
-from gnnlm.lm.hf import resolve_model
-from gnnlm.lm.native import is_native, load_native
-from gnnlm.lm.pretrained import load_hf
+from gnnlm.lm.hf_loading import load_hf
+from gnnlm.lm.hf_model import resolve_model
+from gnnlm.lm.native_lm import is_native, load_native
 
 
 def load_lm(model: str | Path | LMConfig) -> BaseLM:

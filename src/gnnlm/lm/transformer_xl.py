@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlm.lm.adaptive import Output
 from gnnlm.lm.adaptive_softmax import AdaptiveHead, AdaptiveInput, band_widths
+from gnnlm.lm.adaptive_transformer import NativeOutput
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TransformerXL(nn.Module):
         projected = options.factor != 1 or tuple(widths) != (options.width,)
         self.inputs = AdaptiveInput(options.bands, widths, options.width, projected)
         self.head = self._tied_head()
-        self.layers = nn.ModuleList(Layer(options) for _ in range(options.layers))
+        self.layers = nn.ModuleList(TransformerXLLayer(options) for _ in range(options.layers))
         self.biases = nn.ParameterList(  # u and v
             nn.init.normal_(torch.empty(2, options.heads, options.head_size), std=0.02)
             for _ in range(1 if options.shared_biases else options.layers)
@@ -97,7 +97,7 @@ class TransformerXL(nn.Module):
         segment, memory = self.options.segment, self.options.memory
         return self.options.layers * -(-memory // segment) * segment + segment
 
-    def forward(self, tokens_BT: Tensor, past: list[Tensor] | None = None, keep: int | None = None) -> Output:
+    def forward(self, tokens_BT: Tensor, past: list[Tensor] | None = None, keep: int | None = None) -> NativeOutput:
         """One segment. `past` is the memory: each layer's inputs of the tokens before, [B, M, D].
 
         `keep`, where given, is how many are remembered, in place of the memory's length.
@@ -121,7 +121,7 @@ class TransformerXL(nn.Module):
             memory.append(seen_BSD[:, seen_BSD.shape[1] - min(sources, keep) :].detach())
             bias_u, bias_v = self.biases[0 if options.shared_biases else number]
             x_BTD, read = layer(x_BTD, seen_BSD, position_SD, visible_TS, bias_u, bias_v)
-        return Output(self.dropout(x_BTD), read, memory)
+        return NativeOutput(self.dropout(x_BTD), read, memory)
 
     def _visible(self, tokens: int, sources: int, device: torch.device) -> Tensor:
         """Which of S sources each of the last T tokens attends to, [T, S]."""
@@ -130,11 +130,11 @@ class TransformerXL(nn.Module):
         visible_TS = behind_TS >= 0
         return visible_TS & (behind_TS < self.options.memory) if self.options.same_length else visible_TS
 
-    def encode(self, tokens_BT: Tensor) -> Output:
+    def encode(self, tokens_BT: Tensor) -> NativeOutput:
         """A whole text from its first token, segment by segment."""
         return self.stream(tokens_BT)
 
-    def stream(self, tokens_BT: Tensor, past: Memory | None = None) -> Output:
+    def stream(self, tokens_BT: Tensor, past: SegmentMemory | None = None) -> NativeOutput:
         """Tokens that follow those of `past`, in the segments that the whole text is cut into."""
         length = self.options.segment
         seen, done = (None, 0) if past is None else (past.seen, past.done)
@@ -142,36 +142,38 @@ class TransformerXL(nn.Module):
         states, read = [], []
         for part in parts:
             done = (done + part.shape[1]) % length
-            out: Output = self(part, seen, self.options.memory + done)
+            out: NativeOutput = self(part, seen, self.options.memory + done)
             states.append(out.states)
             read.append(out.ffn_input)
             seen = out.past
         assert seen is not None
-        return Output(torch.cat(states, dim=1), torch.cat(read, dim=1), Memory(seen, done))
+        return NativeOutput(torch.cat(states, dim=1), torch.cat(read, dim=1), SegmentMemory(seen, done))
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class SegmentMemory:
     """Each layer's inputs of the tokens in memory and of those read of a segment that is not whole, [B, M, D]."""
 
     seen: list[Tensor]
     done: int  # tokens read of that segment
 
-    def select(self, rows: Sequence[int]) -> Memory:
-        return Memory([inputs[torch.tensor(rows, device=inputs.device)] for inputs in self.seen], self.done)
+    def select(self, rows: Sequence[int]) -> SegmentMemory:
+        return SegmentMemory([inputs[torch.tensor(rows, device=inputs.device)] for inputs in self.seen], self.done)
 
-    def crop(self, counts: Sequence[int]) -> Memory | None:
+    def crop(self, counts: Sequence[int]) -> SegmentMemory | None:
         """None if that goes back to an earlier segment, whose memory is no longer kept."""
         (count,) = set(counts)
         if count > self.done:
             return None
-        return Memory([inputs[:, : inputs.shape[1] - count] for inputs in self.seen], self.done - count)
+        return SegmentMemory([inputs[:, : inputs.shape[1] - count] for inputs in self.seen], self.done - count)
 
-    def join(self, others: Sequence[Memory]) -> Memory:
-        return Memory([torch.cat(parts) for parts in zip(self.seen, *(o.seen for o in others), strict=True)], self.done)
+    def join(self, others: Sequence[SegmentMemory]) -> SegmentMemory:
+        return SegmentMemory(
+            [torch.cat(parts) for parts in zip(self.seen, *(o.seen for o in others), strict=True)], self.done
+        )
 
 
-class Layer(nn.Module):
+class TransformerXLLayer(nn.Module):
     def __init__(self, options: TransformerXLOptions) -> None:
         super().__init__()
         width, inner = options.width, options.heads * options.head_size

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gnnlm.corpus.windows import Window, window_start
 from gnnlm.errors import ConfigError
-from gnnlm.lm.base_lm import BaseLM, Past
+from gnnlm.lm.base_lm import BaseLM, ModelPast
 
 Tokens = npt.NDArray[np.int64]
 KEYS = ("state", "ffn_input")
@@ -32,7 +32,7 @@ BATCH_TOKENS = 2048  # read at once if whole windows are only passed through
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class ReadStates:
     """States of what was read, padded on the right with zeros, and keys if they are not the states."""
 
     states_BTD: Tensor
@@ -41,15 +41,15 @@ class Read:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class PastGroup:
     """Texts that are read together: where their windows begin, how many tokens of them were read, and the past."""
 
     rows: tuple[int, ...]
     starts: tuple[int, ...]
     held: tuple[int, ...]  # tokens, the one before the window included
-    past: Past
+    past: ModelPast
 
-    def select(self, picks: Sequence[int]) -> Group | None:
+    def select(self, picks: Sequence[int]) -> PastGroup | None:
         """These texts, by their numbers in the group."""
         if list(picks) == list(range(len(self.rows))):
             return self
@@ -57,9 +57,9 @@ class Group:
         if past is None:
             return None
         rows, starts, held = (tuple(values[i] for i in picks) for values in (self.rows, self.starts, self.held))
-        return Group(rows, starts, held, past)
+        return PastGroup(rows, starts, held, past)
 
-    def crop(self, held: Sequence[int]) -> Group | None:
+    def crop(self, held: Sequence[int]) -> PastGroup | None:
         """With only so many tokens of each window."""
         if self.held == tuple(held):
             return self
@@ -72,7 +72,7 @@ class LMPast:
     """What was read of each text of a batch. A value: reading on, cropping, selecting and joining make new ones."""
 
     texts: tuple[Tokens, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[PastGroup, ...]
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -116,7 +116,7 @@ class LMPast:
         return LMPast(tuple(text for past in (self, *others) for text in past.texts), tuple(groups))
 
 
-class Job(NamedTuple):
+class WindowPart(NamedTuple):
     """Tokens of one text for the window that begins at `start`; the first `skip` of their states are not wanted."""
 
     row: int
@@ -126,7 +126,7 @@ class Job(NamedTuple):
     skip: int
 
 
-class Made(NamedTuple):
+class StateSpan(NamedTuple):
     """States of one text from an offset on, and keys if they are wanted."""
 
     row: int
@@ -134,7 +134,7 @@ class Made(NamedTuple):
     parts: tuple[Tensor, ...]
 
 
-class Reader:
+class WindowReader:
     """Reads texts with a base model, in the windows that encoding uses."""
 
     def __init__(self, lm: BaseLM, window: int, context: int, key: str = "state") -> None:
@@ -145,29 +145,29 @@ class Reader:
         self._lm, self._window, self._context, self._keys = lm, window, context, key != "state"
 
     @torch.inference_mode()
-    def read(self, tokens: Sequence[Sequence[int]], past: LMPast | None = None) -> tuple[Read, LMPast]:
+    def read(self, tokens: Sequence[Sequence[int]], past: LMPast | None = None) -> tuple[ReadStates, LMPast]:
         """The states after each new token of each text; without a past, also the state before the first token."""
         if past is not None and len(past) != len(tokens):
             raise ConfigError(f"expected tokens for each of the {len(past)} texts of the past, got {len(tokens)}")
         texts = [np.array(part, dtype=np.int64) for part in tokens]
         firsts = [0] * len(texts)
-        old: tuple[Group, ...] = ()
+        old: tuple[PastGroup, ...] = ()
         if past is not None:
             texts = [np.concatenate(both) for both in zip(past.texts, texts, strict=True)]
             firsts, old = [length + 1 for length in past.lengths], past.groups
         todo = [self._windows(first, len(text)) for first, text in zip(firsts, texts, strict=True)]
-        made: list[Made] = []
-        groups: list[Group | None] = []
+        made: list[StateSpan] = []
+        groups: list[PastGroup | None] = []
         for group in self._continuing(old, firsts, todo):
             jobs = []
             for row, start in zip(group.rows, group.starts, strict=True):
                 stop = todo[row].pop(0).stop if todo[row] else firsts[row] - 1
-                jobs.append(Job(row, start, firsts[row], texts[row][firsts[row] - 1 : stop], 0))
+                jobs.append(WindowPart(row, start, firsts[row], texts[row][firsts[row] - 1 : stop], 0))
             read = self._stream(jobs, made, group) if any(len(job.tokens) for job in jobs) else group
             groups.append(read and read.select([i for i, row in enumerate(read.rows) if not todo[row]]))
         anew = [[self._anew(row, window, texts[row]) for window in windows] for row, windows in enumerate(todo)]
         self._encode([job for jobs in anew for job in jobs[:-1]], made)
-        last: dict[int, list[Job]] = {}
+        last: dict[int, list[WindowPart]] = {}
         for job in (jobs[-1] for jobs in anew if jobs):
             last.setdefault(0 if self._lm.ragged else len(job.tokens), []).append(job)
         groups += [self._stream(jobs, made) for jobs in last.values()]
@@ -183,15 +183,15 @@ class Reader:
             first = windows[-1].stop + 1
         return windows
 
-    def _anew(self, row: int, window: Window, text: Tokens) -> Job:
+    def _anew(self, row: int, window: Window, text: Tokens) -> WindowPart:
         """Everything that a window reads, from its beginning."""
         before = self._lm.start_token if self._lm.start_always or not window.start else text[window.start - 1]
         tokens = np.concatenate([[before], text[window.start : window.stop]])
-        return Job(row, window.start, window.first, tokens, window.first - window.start)
+        return WindowPart(row, window.start, window.first, tokens, window.first - window.start)
 
     def _continuing(
-        self, groups: Sequence[Group], firsts: Sequence[int], todo: Sequence[Sequence[Window]]
-    ) -> Iterator[Group]:
+        self, groups: Sequence[PastGroup], firsts: Sequence[int], todo: Sequence[Sequence[Window]]
+    ) -> Iterator[PastGroup]:
         """The groups that continue their windows, cropped, and arranged to read in as few passes as possible."""
         counts = [windows[0].stop - windows[0].first + 1 if windows else 0 for windows in todo]
         reading = []
@@ -206,7 +206,7 @@ class Reader:
                 if start == window_start(firsts[row], self._window, self._context) and start < firsts[row]:
                     lasting[row] = counts[row], firsts[row] - start
         batches = self._batches(lasting)
-        alike: dict[Hashable, list[Group]] = {}
+        alike: dict[Hashable, list[PastGroup]] = {}
         for group in reading:
             parts: dict[Hashable, list[int]] = {}
             for number, row in enumerate(group.rows):
@@ -237,7 +237,9 @@ class Reader:
             found[row] = number
         return found
 
-    def _stream(self, jobs: Sequence[Job], made: list[Made], group: Group | None = None) -> Group | None:
+    def _stream(
+        self, jobs: Sequence[WindowPart], made: list[StateSpan], group: PastGroup | None = None
+    ) -> PastGroup | None:
         """Continue the windows of a group, or begin windows; None if the model keeps no past."""
         counts, past = [len(job.tokens) for job in jobs], None if group is None else group.past
         states_BTD, keys_BTD, past = self._lm.stream(self._batch(jobs), past, counts, self._keys)
@@ -246,9 +248,9 @@ class Reader:
             return None
         held = [0] * len(jobs) if group is None else group.held
         held = tuple(before + count for before, count in zip(held, counts, strict=True))
-        return Group(tuple(job.row for job in jobs), tuple(job.start for job in jobs), held, past)
+        return PastGroup(tuple(job.row for job in jobs), tuple(job.start for job in jobs), held, past)
 
-    def _encode(self, jobs: Sequence[Job], made: list[Made]) -> None:
+    def _encode(self, jobs: Sequence[WindowPart], made: list[StateSpan]) -> None:
         """Read whole windows, which nothing continues."""
         size = max(1, BATCH_TOKENS // self._window)
         for number in range(0, len(jobs), size):
@@ -258,19 +260,21 @@ class Reader:
                 some, made, *(self._lm.encode_keys(tokens_BT) if self._keys else (self._lm.encode(tokens_BT), None))
             )
 
-    def _batch(self, jobs: Sequence[Job]) -> Tensor:
+    def _batch(self, jobs: Sequence[WindowPart]) -> Tensor:
         longest = max(len(job.tokens) for job in jobs)
         tokens_BT = np.full((len(jobs), longest), self._lm.start_token, dtype=np.int64)
         for line, job in zip(tokens_BT, jobs, strict=True):
             line[: len(job.tokens)] = job.tokens
         return torch.from_numpy(tokens_BT)
 
-    def _take(self, jobs: Sequence[Job], made: list[Made], states_BTD: Tensor, keys_BTD: Tensor | None) -> None:
+    def _take(
+        self, jobs: Sequence[WindowPart], made: list[StateSpan], states_BTD: Tensor, keys_BTD: Tensor | None
+    ) -> None:
         parts = [states_BTD] if keys_BTD is None else [states_BTD, keys_BTD]
         for line, job in enumerate(jobs):
-            made.append(Made(job.row, job.first, tuple(part[line, job.skip : len(job.tokens)] for part in parts)))
+            made.append(StateSpan(job.row, job.first, tuple(part[line, job.skip : len(job.tokens)] for part in parts)))
 
-    def _padded(self, made: Sequence[Made], firsts: Sequence[int], counts: Sequence[int]) -> Read:
+    def _padded(self, made: Sequence[StateSpan], firsts: Sequence[int], counts: Sequence[int]) -> ReadStates:
         """All that was made, by text and offset."""
         examples = made[0].parts if made else self._nothing()
         padded = [part.new_zeros(len(counts), max(counts, default=0), part.shape[-1]) for part in examples]
@@ -278,7 +282,7 @@ class Reader:
             for whole_BTD, part_TD in zip(padded, parts, strict=True):
                 whole_BTD[row, first - firsts[row] :][: len(part_TD)] = part_TD
         real_BT = torch.arange(padded[0].shape[1]) < torch.tensor(counts)[:, None]
-        return Read(padded[0], padded[1] if self._keys else None, real_BT.to(padded[0].device))
+        return ReadStates(padded[0], padded[1] if self._keys else None, real_BT.to(padded[0].device))
 
     def _nothing(self) -> list[Tensor]:
         """Tensors of the widths of states and keys, if nothing was read."""
@@ -287,7 +291,7 @@ class Reader:
         return list(self._lm.encode_keys(torch.full((1, 1), self._lm.start_token)))
 
 
-def _joined(groups: list[Group]) -> list[Group]:
+def _joined(groups: list[PastGroup]) -> list[PastGroup]:
     """The groups as one, or unchanged if the model cannot join pasts."""
     first, *others = groups
     past = first.past.join([other.past for other in others]) if others else None
@@ -297,4 +301,4 @@ def _joined(groups: list[Group]) -> list[Group]:
         tuple(itertools.chain.from_iterable(values))
         for values in ((g.rows for g in groups), (g.starts for g in groups), (g.held for g in groups))
     )
-    return [Group(rows, starts, held, past)]
+    return [PastGroup(rows, starts, held, past)]

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from gnnlm.datastore.store import Store
 from gnnlm.errors import ConfigError, ModelError
-from gnnlm.gnn.model import Carry, Watched
+from gnnlm.gnn.model import Carry, LayerAttention
 from gnnlm.graph.batch import Context
 from gnnlm.lm.base_lm import BaseLM
-from gnnlm.lm.window_reader import LMPast, Reader
+from gnnlm.lm.window_reader import LMPast, WindowReader
 from gnnlm.predict.own_past import OwnPast, OwnText, merged_with_own, over_texts
 from gnnlm.predict.pointers import Pointers
 from gnnlm.predict.predictor import STATE_OF, Prediction, Predictor
@@ -126,8 +126,8 @@ class OpenBook:
     reading: Reading
 
     @cached_property
-    def reader(self) -> Reader:
-        return Reader(self.lm, self.reading.window, self.reading.context, self.reading.key)
+    def reader(self) -> WindowReader:
+        return WindowReader(self.lm, self.reading.window, self.reading.context, self.reading.key)
 
     @torch.inference_mode()
     def read(
@@ -138,7 +138,7 @@ class OpenBook:
         allowed: Filter = None,
         k: int = 0,
         pointers: Following = None,
-        watch: list[Watched] | None = None,
+        watch: list[LayerAttention] | None = None,
         own_past: bool | Sequence[bool] = False,
     ) -> tuple[Prediction, Past]:
         """What is predicted after each new token of each text, [B, T], and the new past.

@@ -25,7 +25,7 @@ from gnnlm.datastore.quantize import CodedTable
 from gnnlm.datastore.store import Segment, Store
 from gnnlm.datastore.tables import Table
 from gnnlm.lm.base_lm import BaseLM
-from gnnlm.lm.tokens import align
+from gnnlm.lm.hf_tokenizer import align
 from gnnlm.lm.window_reader import Tokens
 from gnnlm.predict.overlay import Lines, cached_lines, coded_like, with_segments
 from gnnlm.predict.predictor import Predictor

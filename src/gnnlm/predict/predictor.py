@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnlm.errors import ConfigError
-from gnnlm.gnn.model import Carry, GnnModel, SourceCache, Watched
+from gnnlm.gnn.model import Carry, GnnModel, LayerAttention, SourceCache
 from gnnlm.graph.batch import Context
 from gnnlm.lm.head import Confidence, Head
 from gnnlm.predict.graphs import GraphBuilder
@@ -171,7 +171,7 @@ class Predictor:
         wanted: Collection[str] = PREDICTORS,
         carry: Carry | None = None,
         rollback: int = 0,
-        watch: list[Watched] | None = None,
+        watch: list[LayerAttention] | None = None,
     ) -> tuple[Prediction, Carry | None]:
         """What is predicted after each context token, [B, T], and what the next block of the same texts needs.
 

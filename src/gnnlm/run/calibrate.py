@@ -29,7 +29,7 @@ from gnnlm.run.rates import DISTINCT, Rates, rates_by_size
 from gnnlm.run.sizes import Description, amounts
 from gnnlm.run.speed import Speed
 from gnnlm.train.train_gnn import make_optimizer
-from gnnlm.train.train_lm import Losses, hf_losses, native_losses
+from gnnlm.train.train_lm import LossFunction, hf_losses, native_losses
 
 if TYPE_CHECKING:
     from gnnlm.run.run import Run
@@ -88,7 +88,7 @@ def _model(run: Run, about: Description) -> Any:
     """The base model of a run, or an untrained one of its shape; None if it is not at hand, or very large."""
     from gnnlm.lm.architecture import build_model
     from gnnlm.lm.load_lm import usable_device
-    from gnnlm.lm.native import NativeLM
+    from gnnlm.lm.native_lm import NativeLM
 
     if run.config.lm.model == SCRATCH:
         if about.parameters > LARGEST:
@@ -117,7 +117,7 @@ def _read_seconds(lm: Any, config: Config, rates: Rates) -> float:
 def _learning(lm: Any, config: Config, rates: Rates) -> Rates:
     """With the seconds of a token that the base model learns from, and of an update of its weights."""
     fit = config.lm.train if config.lm.model == SCRATCH else config.lm.finetune
-    losses: Losses = native_losses if config.lm.model == SCRATCH else hf_losses
+    losses: LossFunction = native_losses if config.lm.model == SCRATCH else hf_losses
     model: torch.nn.Module = lm.model
     if LEAST * rates.learn > TOO_LONG:
         return rates

@@ -18,7 +18,7 @@ from gnnlm.run.segment import cached_from, encoded_from
 
 if TYPE_CHECKING:
     from gnnlm.run import Run
-    from gnnlm.train.fit import Fitting
+    from gnnlm.train.training_loop import TrainingSetup
     from gnnlm.train.training_task import Log
 
 
@@ -54,11 +54,11 @@ def _build_lm(run: Run, draft: Draft) -> Artifact:
 
     from gnnlm.corpus.vocabulary import load_vocabulary
     from gnnlm.lm.architecture import build_model
-    from gnnlm.lm.hf import HFModel
+    from gnnlm.lm.hf_model import HFModel
     from gnnlm.lm.load_lm import usable_device
     from gnnlm.train.finetune import finetune_hf
-    from gnnlm.train.logging import tensorboard
     from gnnlm.train.processes import here
+    from gnnlm.train.tensorboard import tensorboard
     from gnnlm.train.train_lm import train_native
 
     config, seed, parts = run.config.lm, run.config.seed, run.parts
@@ -80,11 +80,11 @@ def _build_lm(run: Run, draft: Draft) -> Artifact:
         return train_native(fitting, model, vocabulary, parts.streams, config)
 
 
-def _fitting(run: Run, draft: Draft, log: Log, device: str) -> Fitting:
-    from gnnlm.train.fit import Fitting
+def _fitting(run: Run, draft: Draft, log: Log, device: str) -> TrainingSetup:
+    from gnnlm.train.training_loop import TrainingSetup
 
     seed, stop_file = run.config.seed, run.root / "stop"
-    return Fitting(draft, seed, cpu=device == "cpu", log=log, stop_file=stop_file, finish=run.finish_training)
+    return TrainingSetup(draft, seed, cpu=device == "cpu", log=log, stop_file=stop_file, finish=run.finish_training)
 
 
 def _warn_of_positions(config: LMConfig) -> None:
@@ -155,8 +155,8 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
 
     from gnnlm.gnn.gnn_options import resolve_options, similarity_best, similarity_unit
     from gnnlm.gnn.model import GnnModel
-    from gnnlm.train.logging import tensorboard
-    from gnnlm.train.train_gnn import Texts, train_gnn
+    from gnnlm.train.tensorboard import tensorboard
+    from gnnlm.train.train_gnn import TrainingTexts, train_gnn
 
     config, parts = run.config, run.parts
     torch.manual_seed(config.seed)
@@ -166,7 +166,7 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
     model.checkpoint = config.train.checkpoint
     with tensorboard(run.curves) as log:
         fitting = _fitting(run, draft, log, config.train.device)
-        texts = Texts(train, valid, torch.from_numpy(parts.train_positions))
+        texts = TrainingTexts(train, valid, torch.from_numpy(parts.train_positions))
         return train_gnn(fitting, model, parts.head, parts.graphs, texts, config.train)
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from gnnlm.artifact import Draft, disk, writing
 from gnnlm.errors import ModelError, TrainingError
-from gnnlm.lm.tensors import load_tensors, save_tensors
-from gnnlm.train.training_task import Task
+from gnnlm.lm.tensor_file import load_tensors, save_tensors
+from gnnlm.train.training_task import TrainingTask
 
 Entry = dict[str, float | None]  # one validation: `step`, the mean training `loss` before it, and the losses found
 
 
-class Best(TypedDict):
+class BestStep(TypedDict):
     """The validation with the lowest loss so far."""
 
     step: int
@@ -28,11 +28,11 @@ class Best(TypedDict):
 
 
 @dataclass
-class Record:
+class TrainingRecord:
     """The progress of a training apart from its tensors; saved in the draft's notes."""
 
     history: list[Entry] = field(default_factory=list)
-    best: Best = field(default_factory=lambda: Best(step=0, loss=math.inf))
+    best: BestStep = field(default_factory=lambda: BestStep(step=0, loss=math.inf))
     worse: int = 0  # validations since the best one
     checkpoint: int = 0  # steps done when the last checkpoint was written
     loss: float | None = None  # mean of `recent`
@@ -42,7 +42,7 @@ class Record:
     stopped: int | None = None  # steps done when the user ended the training
 
     @classmethod
-    def of(cls, draft: Draft) -> Record:
+    def of(cls, draft: Draft) -> TrainingRecord:
         """The record of a draft's last commit, or a new record if there is none."""
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in draft.notes.items() if name in known})
@@ -56,7 +56,7 @@ class Record:
         self.recent = []
         better = loss < self.best["loss"]
         if better:
-            self.best = Best(step=step, loss=loss)
+            self.best = BestStep(step=step, loss=loss)
         self.worse = 0 if better else self.worse + 1
         return better
 
@@ -75,9 +75,9 @@ class Checkpoints:
     """Writes and reads the checkpoints of a training, in its draft."""
 
     draft: Draft
-    task: Task
+    task: TrainingTask
     optimizer: torch.optim.Optimizer
-    record: Record
+    record: TrainingRecord
 
     def save(self, step: int, carried: dict[str, Tensor]) -> None:
         """Write a checkpoint next to the last one; the commit makes it the one to resume from."""
@@ -134,7 +134,7 @@ class Checkpoints:
         }
 
 
-def best_folder(draft: Draft, record: Record) -> Path:
+def best_folder(draft: Draft, record: TrainingRecord) -> Path:
     return draft.folder / f"best-{record.best['step']}"
 
 

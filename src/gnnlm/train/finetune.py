@@ -18,13 +18,13 @@ from gnnlm.artifact import Artifact
 from gnnlm.config import FinetuneConfig
 from gnnlm.corpus.stream import Stream
 from gnnlm.errors import ConfigError, ModelError
-from gnnlm.lm.hf import HFModel
-from gnnlm.lm.pretrained import save_hf
-from gnnlm.train.data import Pieces, Start
-from gnnlm.train.fit import Fitting, finish, fit
-from gnnlm.train.readings import UNREAD_POSITIONS, UNREAD_STATES, FirstReadings
-from gnnlm.train.schedule import Plan
+from gnnlm.lm.hf_loading import save_hf
+from gnnlm.lm.hf_model import HFModel
+from gnnlm.train.batches import StartToken, TextPieces
+from gnnlm.train.first_readings import UNREAD_POSITIONS, UNREAD_STATES, FirstReadings
+from gnnlm.train.schedule import TrainingPlan
 from gnnlm.train.train_lm import LMTask, adam, documents, hf_losses, valid_text
+from gnnlm.train.training_loop import TrainingSetup, finish, fit
 
 
 def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
@@ -58,12 +58,12 @@ def with_lora(model: Any, config: FinetuneConfig) -> Any:
     return peft.get_peft_model(model, lora)
 
 
-def finetune_hf(fitting: Fitting, lm: HFModel, streams: dict[str, Stream], config: FinetuneConfig) -> Artifact:
+def finetune_hf(fitting: TrainingSetup, lm: HFModel, streams: dict[str, Stream], config: FinetuneConfig) -> Artifact:
     """Fine-tune a transformers model; the artifact is a directory that transformers reads."""
-    draft, seed, start = fitting.draft, fitting.seed, Start(lm.start_token, always=True)
+    draft, seed, start = fitting.draft, fitting.seed, StartToken(lm.start_token, always=True)
     stream, first = streams["train"], config.unread == "first-reading"
     unread = set[int]() if first else unread_documents(stream, config.held_out, seed)
-    batches = Pieces(stream.tokens, documents(stream, unread), start, config.block, config.batch_tokens, seed)
+    batches = TextPieces(stream.tokens, documents(stream, unread), start, config.block, config.batch_tokens, seed)
     model = lm.model.requires_grad_(True)
     if config.kind == "lora":
         model = with_lora(model.requires_grad_(False), config)
@@ -83,7 +83,7 @@ def finetune_hf(fitting: Fitting, lm: HFModel, streams: dict[str, Stream], confi
         readings = FirstReadings(draft.file(UNREAD_STATES).parent, len(stream), model, batches, config.settle)
         task.readings = readings
     steps = max(1, math.ceil(config.epochs * batches.batches_in(0) / config.accumulate))
-    plan = Plan(
+    plan = TrainingPlan(
         config=config,
         steps=steps,
         schedule=config.schedule,

@@ -28,11 +28,11 @@ BUCKET = 8_000_000  # gradients summed at once: enough to use the network well, 
 FLAGS = 3  # decisions in one agreement
 
 
-class Elsewhere(TrainingError):
+class PeerFailure(TrainingError):
     """Another process failed or was interrupted; it has said why."""
 
 
-class Lost(TrainingError):
+class ProcessLost(TrainingError):
     """A process is gone, or can no longer be reached."""
 
 
@@ -117,8 +117,8 @@ class Processes:
         if failed or interrupted:
             errors = self._errors("")
             if not errors:
-                raise Interrupted if self.first else Elsewhere("interrupted elsewhere")
-            raise Elsewhere(errors[0])
+                raise Interrupted if self.first else PeerFailure("interrupted elsewhere")
+            raise PeerFailure(errors[0])
         return total, tuple(value > 0 for value in raised[: len(flags)])
 
     @contextmanager
@@ -127,11 +127,11 @@ class Processes:
         try:
             yield
             self.agree()
-        except (Elsewhere, Lost):
+        except (PeerFailure, ProcessLost):
             raise
         except BaseException as error:
             if self.count > 1:
-                with suppress(Lost):
+                with suppress(ProcessLost):
                     self._tell(error)
             raise
 
@@ -171,7 +171,7 @@ def _connected() -> Iterator[None]:
         yield
     except RuntimeError as error:
         words = " ".join(str(error).split())[:120]
-        raise Lost(
+        raise ProcessLost(
             f"a process of this training was lost ({words}); run the same command again: it resumes from the last "
             "checkpoint"
         ) from error
@@ -217,7 +217,7 @@ def joined() -> Iterator[Processes]:
     try:
         yield _here
     finally:
-        with suppress(Lost):
+        with suppress(ProcessLost):
             if _here.first:
                 _here.tell(None)
         _here = ALONE

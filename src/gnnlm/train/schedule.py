@@ -9,7 +9,7 @@ from gnnlm.config.config_section import Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """How long, how fast, and how often to validate.
 
     `tokens` is about how many tokens a step reads, for the progress line; `section` is the config section that sets the
@@ -26,7 +26,7 @@ class Plan:
     def learning_rate(self, step: int) -> float:
         """The rate of a step (from 0): linear warm-up, then the chosen decay.
 
-        >>> plan = Plan(config=Training(lr=1.0, warmup=2), steps=6, schedule="linear")
+        >>> plan = TrainingPlan(config=Training(lr=1.0, warmup=2), steps=6, schedule="linear")
         >>> [round(plan.learning_rate(step), 2) for step in range(6)]
         [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
         """
@@ -47,7 +47,7 @@ class Plan:
     def validations_left(self, step: int) -> int:
         """How many validations come after this many steps.
 
-        >>> plan = Plan(config=Training(validate_every=4), steps=10, schedule="linear")
+        >>> plan = TrainingPlan(config=Training(validate_every=4), steps=10, schedule="linear")
         >>> [plan.validations_left(step) for step in (0, 3, 4, 8, 9, 10)]
         [3, 3, 2, 1, 1, 0]
         """

@@ -13,7 +13,7 @@ HELD = (signal.SIGINT, signal.SIGTERM)
 NOTICE = b"\nstopping after this step, which will be saved (press Ctrl-C again to stop at once)\n"
 
 
-class HeldSignals:
+class SignalDelay:
     """Within the block, the first signal only sets `pending`; a second one takes effect at once.
 
     Signals reach only the main thread, so in any other thread nothing is held. An ignored signal stays ignored.
@@ -25,7 +25,7 @@ class HeldSignals:
         self._quiet = quiet
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> HeldSignals:
+    def __enter__(self) -> SignalDelay:
         if threading.current_thread() is threading.main_thread():
             for number in HELD:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):

@@ -22,10 +22,10 @@ from gnnlm.predict.bootstrap import Floats, change_interval
 from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.predictor import Predictor, perplexity
 from gnnlm.predict.split_scoring import SearchedText
-from gnnlm.train.data import BlockOrder
-from gnnlm.train.fit import Fitting, decayed, finish, fit
+from gnnlm.train.batches import BlockOrder
 from gnnlm.train.processes import ALONE, Processes
-from gnnlm.train.schedule import Plan
+from gnnlm.train.schedule import TrainingPlan
+from gnnlm.train.training_loop import TrainingSetup, decayed, finish, fit
 from gnnlm.train.training_task import Report, Validation
 
 VALIDATION_BLOCK = 256
@@ -193,7 +193,7 @@ def read_lines(order: BlockOrder, batches: int, scored: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Texts:
+class TrainingTexts:
     """The text that is trained on, and the text that is validated on.
 
     `places` are the train positions that may be read, where the table does not have all of them.
@@ -205,7 +205,7 @@ class Texts:
 
 
 def train_gnn(
-    fitting: Fitting, model: GnnModel, head: Head, graphs: GraphBuilder, texts: Texts, config: TrainConfig
+    fitting: TrainingSetup, model: GnnModel, head: Head, graphs: GraphBuilder, texts: TrainingTexts, config: TrainConfig
 ) -> Artifact:
     """Train on the positions with neighbours, validate, and keep the best step."""
     ks, places, queried = Curriculum(config.curriculum), texts.places, texts.train.table.queried
@@ -214,7 +214,7 @@ def train_gnn(
         scored = min(config.valid_tokens, len(texts.valid.text))
         read_N = read_lines(order, len(ks) * config.accumulate, scored)
         assert bool(torch.isin(places[read_N], queried).all()), "a position without neighbours would be read"
-    plan = Plan(
+    plan = TrainingPlan(
         config=config,
         steps=len(ks),
         schedule=config.schedule,

@@ -23,17 +23,17 @@ from gnnlm.artifact import Artifact
 from gnnlm.config import FitConfig, LMConfig, LMTrainConfig
 from gnnlm.corpus.stream import Stream
 from gnnlm.corpus.vocabulary import ByteVocabulary, Vocabulary
-from gnnlm.lm.native import NativeLM, NativeModel
+from gnnlm.lm.native_lm import NativeLM, NativeModel
 from gnnlm.lm.transformer_xl import TransformerXL
 from gnnlm.predict.predictor import perplexity
-from gnnlm.train.data import IGNORED, Lanes, Pieces, Start, TextBlocks, Tokens
-from gnnlm.train.fit import Fitting, decayed, finish, fit
+from gnnlm.train.batches import IGNORED, Lanes, StartToken, TextBlocks, TextPieces, Tokens
+from gnnlm.train.first_readings import FirstReadings
 from gnnlm.train.processes import ALONE, Processes
-from gnnlm.train.readings import FirstReadings
-from gnnlm.train.schedule import Plan
+from gnnlm.train.schedule import TrainingPlan
+from gnnlm.train.training_loop import TrainingSetup, decayed, finish, fit
 from gnnlm.train.training_task import Report, Validation
 
-Batches = TextBlocks | Lanes | Pieces
+Batches = TextBlocks | Lanes | TextPieces
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ValidText:
     tokens: int
 
 
-class Losses(Protocol):
+class LossFunction(Protocol):
     """Negative log-probabilities of the wanted tokens that are scored, [N], and what the next segment needs."""
 
     def __call__(self, model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]: ...
@@ -73,7 +73,7 @@ class LMTask:
     model: nn.Module
     batches: Batches
     valid: ValidText
-    losses: Losses
+    losses: LossFunction
     accumulate: int
     save_to: Callable[[Path], None]
     bits: bool = False  # report bits per byte, not perplexity
@@ -160,7 +160,7 @@ def text_batches(text: Tokens, start: int, config: FitConfig, segment: int | Non
 
 
 def valid_text(
-    stream: Stream, start: Start, config: FitConfig, continuous: bool = False, segment: int | None = None
+    stream: Stream, start: StartToken, config: FitConfig, continuous: bool = False, segment: int | None = None
 ) -> ValidText:
     """The first valid tokens; as one text where it is `continuous`, in segments for a model with memory."""
     if segment is not None:
@@ -174,7 +174,7 @@ def valid_text(
         text, bounds = stream.tokens, documents(stream)
         before = np.cumsum(bounds[:, 1] - bounds[:, 0]) - (bounds[:, 1] - bounds[:, 0])
         bounds = bounds[before < config.valid_tokens]
-    pieces = Pieces(text, bounds, start, config.block, config.batch_tokens, seed=0)
+    pieces = TextPieces(text, bounds, start, config.block, config.batch_tokens, seed=0)
     return ValidText(pieces, pieces.batches_in(0), pieces.tokens)
 
 
@@ -191,17 +191,17 @@ def adam(trained: list[nn.Parameter], config: FitConfig) -> torch.optim.Optimize
 
 
 def train_native(
-    fitting: Fitting, model: NativeModel, vocabulary: Vocabulary, streams: dict[str, Stream], lm: LMConfig
+    fitting: TrainingSetup, model: NativeModel, vocabulary: Vocabulary, streams: dict[str, Stream], lm: LMConfig
 ) -> Artifact:
     """Train a native model on its corpus; the artifact is a directory that `load_lm` reads."""
-    config, start, stream = lm.train, Start(vocabulary.start), streams["train"]
+    config, start, stream = lm.train, StartToken(vocabulary.start), streams["train"]
     segment = model.options.segment if isinstance(model, TransformerXL) and lm.continuous else None
     batches: Batches
     if lm.continuous:
         batches = text_batches(stream.text(), start.token, config, segment, fitting.seed)
     else:
         bounds = documents(stream)
-        batches = Pieces(stream.tokens, bounds, start, config.block, config.batch_tokens, fitting.seed)
+        batches = TextPieces(stream.tokens, bounds, start, config.block, config.batch_tokens, fitting.seed)
 
     def save(folder: Path) -> None:
         NativeLM(copy.deepcopy(model), vocabulary).save(folder)
@@ -215,7 +215,7 @@ def train_native(
         save_to=save,
         bits=isinstance(vocabulary, ByteVocabulary),
     )
-    plan = Plan(
+    plan = TrainingPlan(
         config=config,
         steps=config.steps,
         schedule=config.schedule,

@@ -25,7 +25,7 @@ class Validation:
     words: str
 
 
-class Task(Protocol):
+class TrainingTask(Protocol):
     """A model, its data and its loss."""
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnlm.lm.adaptive_softmax import AdaptiveHead, AdaptiveInput, band_widths
-from gnnlm.lm.past import KeyValues
+from gnnlm.lm.kv_cache import KeyValues
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class AdaptiveOptions:
         return asdict(self)
 
 
-class Output(NamedTuple):
+class NativeOutput(NamedTuple):
     """States [B, T, D], the last feed-forward layer's input [B, T, D], and what later tokens need of these."""
 
     states: Tensor
@@ -71,7 +71,7 @@ class AdaptiveTransformer(nn.Module):
         self.head = AdaptiveHead.beside(
             self.inputs, options.tie_words, options.tie_projections, options.softmax_dropout
         )
-        self.layers = nn.ModuleList(Layer(options) for _ in range(options.layers))
+        self.layers = nn.ModuleList(AdaptiveLayer(options) for _ in range(options.layers))
         self.norm = nn.LayerNorm(options.width) if options.final_norm else None
         self.dropout = nn.Dropout(options.dropout)
 
@@ -80,7 +80,7 @@ class AdaptiveTransformer(nn.Module):
         """The number of tokens that a state depends on: None, for all that were read."""
         return None
 
-    def forward(self, tokens_BT: Tensor, past: list[tuple[Tensor, Tensor]] | None = None) -> Output:
+    def forward(self, tokens_BT: Tensor, past: list[tuple[Tensor, Tensor]] | None = None) -> NativeOutput:
         """`past` holds each layer's keys and values of the tokens before, [B, H, P, d]."""
         width, before = self.options.width, 0 if past is None else past[0][0].shape[2]
         first = self.options.first_position + before
@@ -91,20 +91,20 @@ class AdaptiveTransformer(nn.Module):
         for number, layer in enumerate(self.layers):
             x_BTD, read, keys_values = layer(x_BTD, None if past is None else past[number])
             seen.append(keys_values)
-        return Output(x_BTD if self.norm is None else self.norm(x_BTD), read, seen)
+        return NativeOutput(x_BTD if self.norm is None else self.norm(x_BTD), read, seen)
 
-    def encode(self, tokens_BT: Tensor) -> Output:
+    def encode(self, tokens_BT: Tensor) -> NativeOutput:
         """A whole text, from its first token."""
         return self.stream(tokens_BT)
 
-    def stream(self, tokens_BT: Tensor, past: KeyValues | None = None) -> Output:
+    def stream(self, tokens_BT: Tensor, past: KeyValues | None = None) -> NativeOutput:
         """Tokens that follow those of `past`."""
-        out: Output = self(tokens_BT, None if past is None else past.dense())
+        out: NativeOutput = self(tokens_BT, None if past is None else past.dense())
         counts = [out.past[0][0].shape[2]] * len(tokens_BT)
         return out._replace(past=KeyValues.of(tuple(out.past), counts))
 
 
-class Layer(nn.Module):
+class AdaptiveLayer(nn.Module):
     def __init__(self, options: AdaptiveOptions) -> None:
         super().__init__()
         width = options.width

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer, sinusoids
 from gnnlm.lm.adaptive_softmax import AdaptiveHead, AdaptiveInput, load_head
+from gnnlm.lm.adaptive_transformer import AdaptiveOptions, AdaptiveTransformer, sinusoids
 from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs, mixed_log_probs
 
 SMALL = AdaptiveOptions(vocab_size=40, width=16, layers=3, heads=2, ffn=32, cutoffs=(8, 20), factor=2)

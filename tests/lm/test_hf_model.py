@@ -15,10 +15,10 @@ from torch import nn
 
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
-from gnnlm.lm import hf
+from gnnlm.lm import hf_model as hf
 from gnnlm.lm.adaptive_softmax import load_head
 from gnnlm.lm.head import SoftmaxHead
-from gnnlm.lm.hf import HFModel, model_fingerprint, resolve_model
+from gnnlm.lm.hf_model import HFModel, model_fingerprint, resolve_model
 from gnnlm.lm.load_lm import load_lm
 from tests.conftest import make_tokenizer, save_tiny_lm
 

@@ -24,17 +24,17 @@ from torch import nn
 from gnnlm.artifact import Artifact, Draft, disk
 from gnnlm.errors import Interrupted, TrainingError
 from gnnlm.progress import Track, clock, say, warn
-from gnnlm.train.checkpoints import Checkpoints, Entry, Record, best_folder
+from gnnlm.train.checkpoints import Checkpoints, Entry, TrainingRecord, best_folder
 from gnnlm.train.processes import Processes, here
-from gnnlm.train.schedule import Plan
-from gnnlm.train.signals import HeldSignals
-from gnnlm.train.training_task import Log, Task, Validation
+from gnnlm.train.schedule import TrainingPlan
+from gnnlm.train.signals import SignalDelay
+from gnnlm.train.training_task import Log, TrainingTask, Validation
 
 CHECKPOINT_SECONDS = 600.0  # a crash loses no more than this, however far apart validations are
 
 
 @dataclass(frozen=True)
-class Fitting:
+class TrainingSetup:
     """Where a training is stored, and how it runs and stops.
 
     If a file appears at `stop_file`, training ends after the current step and keeps the best step so far; `finish` ends
@@ -51,7 +51,7 @@ class Fitting:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class TrainingResult:
     """A finished training: the folder of its best step, its validations, and facts about it."""
 
     best: Path
@@ -59,22 +59,24 @@ class Fitted:
     facts: dict[str, Any]
 
 
-def fit(fitting: Fitting, task: Task, optimizer: torch.optim.Optimizer, plan: Plan) -> Fitted:
+def fit(
+    fitting: TrainingSetup, task: TrainingTask, optimizer: torch.optim.Optimizer, plan: TrainingPlan
+) -> TrainingResult:
     """Train, validate and keep the best step; resumes from the draft's last checkpoint."""
-    record = Record.of(fitting.draft)
+    record = TrainingRecord.of(fitting.draft)
     if fitting.finish:
         if not fitting.draft.resumed:
             raise TrainingError("there is no half-done training to finish; train first, without --finish")
         record.stopped = record.checkpoint
     else:
-        _Loop(fitting, task, optimizer, plan, record).run()
+        _TrainingLoop(fitting, task, optimizer, plan, record).run()
     if record.stopped is not None:
         _tell_stopped(plan, record, record.stopped)
-    return Fitted(best_folder(fitting.draft, record), record.history, _facts(record, plan, task.model))
+    return TrainingResult(best_folder(fitting.draft, record), record.history, _facts(record, plan, task.model))
 
 
 def finish(
-    fitting: Fitting, fitted: Fitted, facts: dict[str, Any] | None = None, beside: Sequence[str] = ()
+    fitting: TrainingSetup, fitted: TrainingResult, facts: dict[str, Any] | None = None, beside: Sequence[str] = ()
 ) -> Artifact:
     """Make the best step's files the artifact, together with other files of the draft; only in the first process."""
     draft = fitting.draft
@@ -87,14 +89,14 @@ def finish(
     return draft.finish({**fitted.facts, **(facts or {})}, files=(*names, "history.json", *beside))
 
 
-def _tell_stopped(plan: Plan, record: Record, step: int) -> None:
+def _tell_stopped(plan: TrainingPlan, record: TrainingRecord, step: int) -> None:
     best = record.best["step"]
     say(f"{plan.label}: stopped at step {step} of {plan.steps}, as you asked; keeping step {best}, the best so far")
     if best == 0:
         warn(f"{plan.label}: no validated step was better than the untrained model, so the untrained model is kept")
 
 
-def _facts(record: Record, plan: Plan, model: nn.Module) -> dict[str, Any]:
+def _facts(record: TrainingRecord, plan: TrainingPlan, model: nn.Module) -> dict[str, Any]:
     stopped = {} if record.stopped is None else {"stopped_by_user_at": record.stopped}
     return {
         "best_step": record.best["step"],
@@ -108,15 +110,20 @@ def _facts(record: Record, plan: Plan, model: nn.Module) -> dict[str, Any]:
     }
 
 
-class _Interrupted(Exception):
+class _SignalPending(Exception):
     """Leaves a validation when a signal is pending."""
 
 
-class _Loop:
+class _TrainingLoop:
     """One attempt at a training, from its last checkpoint to its end or to an interruption."""
 
     def __init__(
-        self, fitting: Fitting, task: Task, optimizer: torch.optim.Optimizer, plan: Plan, record: Record
+        self,
+        fitting: TrainingSetup,
+        task: TrainingTask,
+        optimizer: torch.optim.Optimizer,
+        plan: TrainingPlan,
+        record: TrainingRecord,
     ) -> None:
         self.fitting, self.task, self.plan, self.record = fitting, task, plan, record
         self.processes, self.optimizer = fitting.processes, optimizer
@@ -124,7 +131,7 @@ class _Loop:
         task.start(self.device, self.processes)
         task.model.to(self.device)
         self.trained = [p for p in task.model.parameters() if p.requires_grad]
-        self.signals = HeldSignals(quiet=not self.processes.first)
+        self.signals = SignalDelay(quiet=not self.processes.first)
 
     def run(self) -> None:
         plan, record = self.plan, self.record
@@ -231,7 +238,7 @@ class _Loop:
 
             def report(done: int, total: int) -> None:
                 if self.signals.pending is not None:
-                    raise _Interrupted
+                    raise _SignalPending
                 track.total = total
                 track.advance(done - track.done)
 
@@ -239,7 +246,7 @@ class _Loop:
                 with torch.no_grad():
                     found = self.task.validate(step, report)
                     return Validation(found.loss, {**found.history, **self.task.train_losses()}, found.words)
-            except _Interrupted:
+            except _SignalPending:
                 return None
 
     def _save(self, step: int) -> None:

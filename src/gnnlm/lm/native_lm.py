@@ -18,10 +18,10 @@ from torch import Tensor
 from gnnlm.artifact import disk
 from gnnlm.corpus.vocabulary import FILE, Vocabulary, load_vocabulary
 from gnnlm.errors import ConfigError, ModelError
-from gnnlm.lm.adaptive import AdaptiveOptions, AdaptiveTransformer, Output
-from gnnlm.lm.base_lm import Streamed
+from gnnlm.lm.adaptive_transformer import AdaptiveOptions, AdaptiveTransformer, NativeOutput
+from gnnlm.lm.base_lm import StreamOutput
 from gnnlm.lm.head import Head
-from gnnlm.lm.tensors import load_tensors, save_tensors
+from gnnlm.lm.tensor_file import load_tensors, save_tensors
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions
 
 NativeModel = AdaptiveTransformer | TransformerXL
@@ -116,11 +116,11 @@ class NativeLM:
     @torch.inference_mode()
     def stream(
         self, tokens_BT: Tensor, past: Any = None, counts: Sequence[int] | None = None, keys: bool = False
-    ) -> Streamed:
+    ) -> StreamOutput:
         out = self._read(tokens_BT, past)
-        return Streamed(out.states.float(), out.ffn_input.float() if keys else None, out.past)
+        return StreamOutput(out.states.float(), out.ffn_input.float() if keys else None, out.past)
 
-    def _read(self, tokens_BT: Tensor, past: Any = None) -> Output:
+    def _read(self, tokens_BT: Tensor, past: Any = None) -> NativeOutput:
         if tokens_BT.numel() and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < self.vocab_size:
             raise ModelError(
                 f"expected token ids from 0 to {self.vocab_size - 1}, got {int(tokens_BT.min())} to "

@@ -23,7 +23,7 @@ BLOCK = 64  # slots of room that a copy gets
 Layers = tuple[tuple[Tensor, Tensor], ...]
 
 
-class Room:
+class SlotRoom:
     """How many slots of the tensors that several pasts share have been written."""
 
     def __init__(self, filled: int) -> None:
@@ -43,12 +43,12 @@ class KeyValues:
 
     layers: Layers
     spans: tuple[range, ...]
-    room: Room
+    room: SlotRoom
 
     @staticmethod
     def of(layers: Layers, counts: Sequence[int]) -> KeyValues:
         """Rows aligned at their beginnings; slots after the first counts[b] of row b are padding."""
-        return KeyValues(layers, tuple(range(count) for count in counts), Room(layers[0][0].shape[-2]))
+        return KeyValues(layers, tuple(range(count) for count in counts), SlotRoom(layers[0][0].shape[-2]))
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class KeyValues:
         return [(keys[..., : span.stop, :], values[..., : span.stop, :]) for keys, values in self.layers]
 
 
-class Growth:
+class SlotGrowth:
     """One forward pass that appends T slots to each layer of a past."""
 
     def __init__(self, past: KeyValues, new: int) -> None:
@@ -98,7 +98,7 @@ class Growth:
         """The past after the forward pass, with counts[b] more tokens in row b."""
         held = self._past.held
         spans = tuple(range(self.before - old, self.before + count) for old, count in zip(held, counts, strict=True))
-        return KeyValues(layers, spans, self._past.room if self._in_place else Room(self.before + self._new))
+        return KeyValues(layers, spans, self._past.room if self._in_place else SlotRoom(self.before + self._new))
 
 
 def _together(rows: Sequence[tuple[KeyValues, int]]) -> KeyValues:
@@ -110,7 +110,7 @@ def _together(rows: Sequence[tuple[KeyValues, int]]) -> KeyValues:
         return _align([past.layers[layer][part][row] for past, row in rows], spans, 0)
 
     layers = tuple((copied(layer, 0), copied(layer, 1)) for layer in range(len(rows[0][0].layers)))
-    return KeyValues(layers, tuple(range(longest - len(span), longest) for span in spans), Room(longest))
+    return KeyValues(layers, tuple(range(longest - len(span), longest) for span in spans), SlotRoom(longest))
 
 
 def _align(rows: Sequence[Tensor] | Tensor, spans: Sequence[range], new: int) -> Tensor:

@@ -119,21 +119,23 @@ class Lanes:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartToken:
     """The token that is read before a text; with `always`, also before every piece of it."""
 
     token: int
     always: bool = False
 
 
-class Pieces:
+class TextPieces:
     """Separate texts, cut into pieces of at most `block` tokens; a batch has pieces of similar length.
 
     `tokens` holds the texts, `bounds` where each begins and ends in it, [texts, 2]. A later piece of a text is read
     from the token before its first, or from the start token again.
     """
 
-    def __init__(self, tokens: Tokens, bounds: Tokens, start: Start, block: int, batch_tokens: int, seed: int) -> None:
+    def __init__(
+        self, tokens: Tokens, bounds: Tokens, start: StartToken, block: int, batch_tokens: int, seed: int
+    ) -> None:
         self._tokens, self._start = tokens, start
         self._block, self._batch_tokens, self._seed = block, batch_tokens, seed
         lengths = bounds[:, 1] - bounds[:, 0]

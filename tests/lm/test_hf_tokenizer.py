@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from gnnlm.config import LMConfig, parse_config
 from gnnlm.corpus.vocabulary import ByteVocabulary, WordVocabulary
 from gnnlm.errors import CorpusError, ModelError
-from gnnlm.lm.hf import HFModel
+from gnnlm.lm.hf_model import HFModel
+from gnnlm.lm.hf_tokenizer import HFTokenizer
 from gnnlm.lm.load_lm import load_lm
-from gnnlm.lm.tokens import TokenText
 from gnnlm.run import Run
 from tests.conftest import make_tokenizer, merge, save_tiny_lm
 
@@ -81,7 +81,7 @@ class Slow(transformers.PreTrainedTokenizer):
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_bytes_come_back(text: str) -> None:
-    tokens = TokenText(merged_bytes(), 1000)
+    tokens = HFTokenizer(merged_bytes(), 1000)
     ids, starts = tokens.tokenize(text)
     assert b"".join(tokens.bytes_of(token) for token in ids) == text.encode()
     assert tokens.detokenize(ids) == text
@@ -91,7 +91,7 @@ def test_bytes_come_back(text: str) -> None:
 
 
 def test_parts_of_characters_are_shown() -> None:
-    tokens = TokenText(merged_bytes(), 1000)
+    tokens = HFTokenizer(merged_bytes(), 1000)
     ids, starts = tokens.tokenize("a €é")
     assert [tokens.piece(token) for token in ids] == ["a", " <0xE2><0x82>", "<0xAC>", "é"]
     assert [tokens.bytes_of(token) for token in ids] == [b"a", b" \xe2\x82", b"\xac", "é".encode()]
@@ -102,7 +102,7 @@ def test_parts_of_characters_are_shown() -> None:
 
 
 def test_pieces_with_byte_fallback() -> None:
-    tokens = TokenText(sentencepiece_like(), 1000)
+    tokens = HFTokenizer(sentencepiece_like(), 1000)
     ids, starts = tokens.tokenize("ab a€\nb")
     pieces = [" a", "b", " a", "<0xE2>", "<0x82>", "<0xAC>", "\n", "b"]
     assert [tokens.piece(token) for token in ids] == pieces
@@ -111,7 +111,7 @@ def test_pieces_with_byte_fallback() -> None:
 
 
 def test_a_slow_tokenizer_gets_offsets() -> None:
-    tokens = TokenText(Slow(), 1000)
+    tokens = HFTokenizer(Slow(), 1000)
     assert not tokens.tokenizer.is_fast
     ids, starts = tokens.tokenize("ab €b")
     assert [tokens.piece(token) for token in ids] == [" ", "a", "b", " ", "<0xE2>", "<0x82>", "<0xAC>", "b"]
@@ -120,7 +120,7 @@ def test_a_slow_tokenizer_gets_offsets() -> None:
 
 def test_half_of_a_surrogate_pair_is_refused() -> None:
     with pytest.raises(CorpusError, match="character 2 of the text is half of a surrogate pair"):
-        TokenText(make_tokenizer(), 258).tokenize("ab\ud800")
+        HFTokenizer(make_tokenizer(), 258).tokenize("ab\ud800")
 
 
 def test_words_and_bytes_come_back() -> None:
@@ -143,7 +143,7 @@ def test_a_tokenizer_of_a_larger_model_is_refused() -> None:
     with pytest.raises(
         ModelError, match=r"has 56 tokens beyond the model's vocabulary of 200 \(the first is 'Č', id 200"
     ):
-        TokenText(make_tokenizer(), 200)
+        HFTokenizer(make_tokenizer(), 200)
 
 
 @pytest.fixture(scope="module")

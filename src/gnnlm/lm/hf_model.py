@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from gnnlm.errors import ConfigError, ModelError
-from gnnlm.lm.base_lm import Streamed
+from gnnlm.lm.base_lm import StreamOutput
 from gnnlm.lm.head import SoftmaxHead
-from gnnlm.lm.tokens import TokenText
+from gnnlm.lm.hf_tokenizer import HFTokenizer
 from gnnlm.matmul import speed_up
 
 if TYPE_CHECKING:
@@ -130,10 +130,10 @@ class HFModel:
                 "is not supported"
             )
         self.head = SoftmaxHead(output.weight, output.bias, *_logit_config(model.config))
-        self._text = TokenText(tokenizer, self.vocab_size)
+        self._text = HFTokenizer(tokenizer, self.vocab_size)
         self.start_token = _start_token(tokenizer, start, self.vocab_size)
         last = _last_feed_forward(model)
-        self._keys = None if last is None else _Inputs(last)
+        self._keys = None if last is None else _InputRecorder(last)
         self._check_head()
 
     @property
@@ -170,7 +170,7 @@ class HFModel:
     @torch.inference_mode()
     def stream(
         self, tokens_BT: Tensor, past: Any = None, counts: Sequence[int] | None = None, keys: bool = False
-    ) -> Streamed:
+    ) -> StreamOutput:
         return self._stream.read(tokens_BT, past, counts, keys)
 
     @torch.inference_mode()
@@ -263,7 +263,7 @@ class HFModel:
             )
 
 
-class _Inputs:
+class _InputRecorder:
     """What a module is given, kept for the thread that asks for it and for no other."""
 
     def __init__(self, module: nn.Module) -> None:

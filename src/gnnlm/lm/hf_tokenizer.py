@@ -18,7 +18,7 @@ FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # what it writes for a byte of a ch
 LOOK_AHEAD = 16  # bytes in which a piece is looked for, where a slow tokenizer has changed the text
 
 
-class TokenText:
+class HFTokenizer:
     """What the tokens of a tokenizer stand for; ids beyond the model's vocabulary are refused."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:

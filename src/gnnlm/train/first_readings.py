@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gnnlm.artifact import disk, npy_header, telling
 from gnnlm.datastore.encode import round_states
 from gnnlm.errors import TrainingError
-from gnnlm.train.data import Pieces
+from gnnlm.train.batches import TextPieces
 from gnnlm.train.processes import Processes
 
 CHUNK = 2**14  # positions that are looked at together
@@ -31,7 +31,7 @@ class FirstReadings:
     that is repeated after a crash writes the same states again. Of several processes only the first writes.
     """
 
-    def __init__(self, folder: Path, rows: int, model: Any, pieces: Pieces, settle: float) -> None:
+    def __init__(self, folder: Path, rows: int, model: Any, pieces: TextPieces, settle: float) -> None:
         output: nn.Linear = model.get_output_embeddings()
         self._model, self._output, self._pieces = model, output, pieces
         self._drops_out = drops_out(model)

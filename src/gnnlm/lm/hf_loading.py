@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from gnnlm.artifact import disk
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
-from gnnlm.lm.hf import HFModel
+from gnnlm.lm.hf_model import HFModel
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
