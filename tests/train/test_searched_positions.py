@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from gnnlm.config import TrainConfig, parse_config
 from gnnlm.errors import ArtifactError
-from gnnlm.run import Run, inputs
+from gnnlm.retrieval import search
+from gnnlm.retrieval.search import searched_positions
+from gnnlm.run import Run
 from gnnlm.run.doctor import examine
-from gnnlm.run.plan import _searched_of_train
 from gnnlm.train.train_gnn import block_order, read_lines, sampled_lines
 from tests.conftest import merge
 
@@ -49,13 +50,13 @@ def test_less_is_searched_and_the_same_is_learned(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = made(tiny_run, tmp_path / "whole", "train")
-    monkeypatch.setattr(inputs, "ALL_SEARCHED", 100)
+    monkeypatch.setattr(search, "ALL_SEARCHED", 100)
     some = made(tiny_run, tmp_path / "some", "train")
     searched = some.parts.searched("train").table
     assert searched.queried is not None
     assert 0 < len(searched) < 0.5 * len(whole.parts.searched("train").table)
     positions = some.config.train.batch_blocks * some.config.train.block * 10
-    assert _searched_of_train(some.config, len(whole.parts.streams["train"])) == positions >= len(searched) - 200
+    assert searched_positions(some.config, len(whole.parts.streams["train"])) == positions >= len(searched) - 200
     learned = [(run.path("train") / "model.safetensors").read_bytes() for run in (whole, some)]
     assert learned[0] == learned[1]
     assert whole.artifact("train").text("history.json") == some.artifact("train").text("history.json")
@@ -72,7 +73,7 @@ def test_search_is_stale_only_where_more_would_be_read(
         return run.state(run.stages["search"])
 
     every = made(tiny_run, tmp_path / "every")
-    monkeypatch.setattr(inputs, "ALL_SEARCHED", 100)
+    monkeypatch.setattr(search, "ALL_SEARCHED", 100)
     assert state(every.root, (4, 3)) == "done"  # it has all
     some = made(tiny_run, tmp_path / "some")
     assert state(some.root, (4, 6), (8, 4)) == "done"

@@ -22,6 +22,21 @@ from gnnlm.progress import Track
 from gnnlm.retrieval.index import Allowed, Ids, Index
 from gnnlm.retrieval.neighbours import NeighbourTable
 
+ALL_SEARCHED = 65_536  # up to this many train positions, all are searched, so that the training may change later
+MOST_READ = 0.8  # all are searched, too, if training reads more than this share of them
+
+
+def searched_positions(config: Config, positions: int) -> int:
+    """Return how many of the train positions that may be read are searched: all, or those that training reads."""
+    train = config.train
+    batches = sum(phase.steps for phase in train.curriculum) * train.accumulate
+    read = batches * train.batch_blocks * train.block
+    if positions <= ALL_SEARCHED or read > MOST_READ * positions:
+        return positions
+    if not config.gnn.layers or config.lm.is_trained:  # a base model trained here may leave fewer positions
+        return positions
+    return read
+
 
 @dataclass(frozen=True)
 class LeakageRule:

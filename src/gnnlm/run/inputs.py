@@ -27,8 +27,6 @@ LATER_OPTIONS = {  # newer than some finished networks, which were trained as if
     "typed_input": False,
 }
 READ = "train batches"  # how many batches of training the search is for, where it is not for all train positions
-ALL_SEARCHED = 65_536  # of so few train positions, all are searched: the training may then change
-MOST_READ = 0.8  # so are all if the training reads a larger share of them
 Facts = Mapping[str, Mapping[str, Any]]  # facts of the parents, by name
 
 
@@ -153,6 +151,8 @@ def _read_by_training(run: Run, facts: Facts) -> dict[str, Any]:
 
     A training with fewer batches of the same order reads some of the same positions: what was searched is enough.
     """
+    from gnnlm.retrieval.search import searched_positions
+
     train, text = run.config.train, facts["corpus"]["train"]
     batches = sum(phase.steps for phase in train.curriculum) * train.accumulate
     may_read = min(text["tokens"] + text["documents"], run.config.search.max_train or 10**18)
@@ -162,14 +162,8 @@ def _read_by_training(run: Run, facts: Facts) -> dict[str, Any]:
     order = ("train.block", "train.batch_blocks", "train.valid_tokens", "seed")
     if was and not run.config.gnn.layers:  # nothing is trained, so whatever was searched is enough
         return {name: was[name] for name in (*order, READ)}
-    tokens = batches * train.batch_blocks * train.block
-    if (
-        not run.config.gnn.layers
-        or may_read <= ALL_SEARCHED
-        or tokens > MOST_READ * may_read
-        or run.config.lm.is_trained
-    ):
-        return {}  # a base model that was trained here may have left fewer positions
+    if searched_positions(run.config, may_read) == may_read:
+        return {}
     values = (train.block, train.batch_blocks, train.valid_tokens, run.config.seed)
     made = dict(zip(order, values, strict=True))
     alike = all(was.get(name) == value for name, value in made.items())

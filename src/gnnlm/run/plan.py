@@ -182,8 +182,10 @@ def _index_need(config: Config, rows: int, width: int, rates: Rates) -> Need:
 
 
 def _search_need(config: Config, text: dict[str, Amount], width: int, rates: Rates) -> Need:
+    from gnnlm.retrieval.search import searched_positions
+
     rows, held = text["train"].positions, text["valid"].positions + text["test"].positions
-    asked = _searched_of_train(config, min(rows, config.search.max_train or rows))
+    asked = searched_positions(config, min(rows, config.search.max_train or rows))
     k, graph_k = min(config.search.k, rows), min(config.search.graph_k, rows)
     table = asked * graph_k + held * k
     shape = index_shape(config.index, rows, width)
@@ -193,16 +195,6 @@ def _search_need(config: Config, text: dict[str, Amount], width: int, rates: Rat
         a_query = shape.found * rates.compare + shape.probed(rows) * rates.scan
         memory = rows * shape.row + 4.0 * shape.clusters * shape.width + LISTS_SCORES
     return Need(table * 8.0, memory, (asked + held) * a_query + table * rates.neighbour)
-
-
-def _searched_of_train(config: Config, positions: int) -> int:
-    """How many of the train positions that may be read are searched: those that the training reads."""
-    from gnnlm.run.inputs import ALL_SEARCHED, MOST_READ
-
-    train = config.train
-    read = sum(p.steps for p in train.curriculum) * train.accumulate * train.batch_blocks * train.block
-    few = positions <= ALL_SEARCHED or read > MOST_READ * positions
-    return positions if few or not config.gnn.layers or config.lm.is_trained else read
 
 
 def _gnn_needs(config: Config, about: Description, text: dict[str, Amount], rates: Rates) -> dict[str, Need]:
