@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ import pytest
 import torch
 import yaml
 from hypothesis import HealthCheck, settings
+
+# Shells start background commands with Ctrl-C ignored, and children inherit it; tests that send it need it handled.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.fsync = os.fstat  # type: ignore[assignment]  # no test cuts the power; tests/faults knows what was synced without it
 

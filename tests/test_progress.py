@@ -9,15 +9,7 @@ from rich.console import Console
 
 from gnnlm import progress
 from gnnlm.progress import Track
-
-
-class Clock:
-    """A clock that is moved by hand."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

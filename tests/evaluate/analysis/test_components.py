@@ -180,7 +180,6 @@ def test_forks_are_trained_resumed_found_done_and_shown(run_dir: Path, monkeypat
     analysis = analysis_of(run_dir, "layers-1", "leakage-none")
     (step,) = analysis.plan(["components"])
     assert [name for name, _ in step.forks] == ["baseline", "layers-1", "leakage-none"]
-    assert all(seconds > 0 for _, seconds in step.forks)
     assert not (run_dir / "analysis").exists(), "planning builds nothing"
 
     # interrupted in the second fork: the first is kept, and the rest goes on
