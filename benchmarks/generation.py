@@ -5,10 +5,9 @@
 Everything in one process and on the same threads, 64 tokens from each prompt, greedy, prompts one after another (batch
 1) or eight at a time. In domain, prompts are the first 32 tokens of the run's test documents; out of domain, they are
 sentences unlike the store (below). The base model's own figures are `generate` of transformers with its cache and with
-torch's own linear layers (without gnnlm/products.py), and the same with `prompt_lookup_num_tokens=8`. Each prompt is
+torch's own linear layers (without gnnlm/matmul.py), and the same with `prompt_lookup_num_tokens=8`. Each prompt is
 timed under all of them in turn, so that slow moments affect all.
 `ratio` is tokens/s over those of the base model; `worst_prompt` the smallest such ratio of a single prompt (batch).
-`searches_saved` is the share of positions that `search="pointers"` did not look up; that row is approximate.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from common import arguments, open_run, report
 
-from gnnlm import products
+from gnnlm import matmul
 from gnnlm.book import Book, open_book
 
 PROMPT = 32
@@ -56,8 +55,6 @@ class Times:
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     steps: int = 0
-    read: int = 0
-    searches: int = 0
 
     @property
     def rate(self) -> float:
@@ -77,7 +74,7 @@ class Ways:
         start = self.lm.start_token
         ids = torch.tensor([[start] * (longest - len(p)) + [start, *p] for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * (len(p) + 1) for p in prompts])
-        few, products.FEW = products.FEW, 0
+        few, matmul.FEW = matmul.FEW, 0
         try:
             began = time.perf_counter()
             out = self.lm.model.generate(
@@ -85,7 +82,7 @@ class Ways:
             )
             times.seconds.append(time.perf_counter() - began)
         finally:
-            products.FEW = few
+            matmul.FEW = few
         new = out[:, ids.shape[1] :]
         ended = torch.isin(new, torch.tensor(sorted(self.lm.end_tokens))).int().cumsum(1).cumsum(1) <= 1
         times.tokens.append(int(ended.sum()))
@@ -96,10 +93,6 @@ class Ways:
         times.seconds.append(time.perf_counter() - began)
         times.tokens.append(sum(len(one.ids) for one in written))
         times.steps += sum(one.steps + 1 for one in written)
-        times.searches += sum(one.searches for one in written)
-        times.read += sum(
-            len(p) + len(one.ids) + one.drafted - one.accepted for p, one in zip(prompts, written, strict=True)
-        )
 
 
 @torch.inference_mode()
@@ -129,14 +122,12 @@ def measure(ways: Ways, prompts: list[list[int]], batch: int, cases: list[dict[s
                 "batch": batch,
                 "predictor": case["predictor"],
                 "draft": case["draft"],
-                "search": case.get("search", "exact"),
                 "tokens_per_s": taken.rate,
                 "base_tokens_per_s": base.rate,
                 "ratio": taken.rate / base.rate,
                 "prompt_lookup_ratio": lookup.rate / base.rate if lookup else None,
                 "tokens_per_step": sum(taken.tokens) / taken.steps,
                 "worst_prompt": min(each),
-                "searches_saved": 1 - taken.searches / taken.read if case["predictor"] != "base" else None,
             }
         )
     return rows
@@ -163,7 +154,6 @@ def main() -> None:
     cases: list[dict[str, Any]] = [{"predictor": name, "draft": True} for name in given.predictor]
     if "gnn_knn" in given.predictor:
         cases.append({"predictor": "gnn_knn", "draft": False})
-        cases.append({"predictor": "gnn_knn", "draft": True, "search": "pointers"})
     rows = []
     for domain in given.domain:
         for batch in given.batch:

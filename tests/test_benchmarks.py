@@ -80,9 +80,6 @@ def test_generation(tiny_run: Run) -> None:
     cases = result["cases"]
     assert {(case["domain"], case["batch"]) for case in cases} == {("in", 1), ("in", 2), ("out", 1), ("out", 2)}
     assert all("ratio" in case and case["tokens_per_step"] >= 1 for case in cases)
-    exact = [case for case in cases if case["search"] == "exact" and case["predictor"] == "gnn_knn"]
-    assert exact
-    assert all(case["searches_saved"] == 0 for case in exact)
     assert all("prompt_lookup_ratio" in case for case in cases if case["batch"] == 1)
 
 

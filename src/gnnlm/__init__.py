@@ -21,16 +21,14 @@ if TYPE_CHECKING:
     from gnnlm.book import Book, open_book as open  # noqa: I001
     from gnnlm.library.library import Library
     from gnnlm.lm.load_lm import load_lm
-    from gnnlm.predict.pointers import Pointers
 
-__all__ = ["Book", "GnnlmError", "Library", "Pointers", "load_lm", "open"]
+__all__ = ["Book", "GnnlmError", "Library", "load_lm", "open"]
 __version__ = "0.2.0"
 
 _LAZY = {
     "Book": ("gnnlm.book", "Book"),
     "open": ("gnnlm.book", "open_book"),
     "Library": ("gnnlm.library.library", "Library"),
-    "Pointers": ("gnnlm.predict.pointers", "Pointers"),
     "load_lm": ("gnnlm.lm.load_lm", "load_lm"),
 }
 

@@ -276,9 +276,8 @@ class Book:
         A prompt is a text, or token ids in a list of prompts; an empty one starts a text. With `n` above 1 or several
         prompts, a list: n texts for each prompt, in order. `chat` puts prompts into the model's chat template.
         `attach` names files that are looked up too: see `attached`; `own_past=True` looks up what the text itself said
-        before, as far as the base model no longer sees it. `draft=False` writes the same, only slower.
-        `search="pointers"` saves searches and is approximate. The other options are the fields of
-        `gnnlm.write.request.Request` and of `Sampling`.
+        before, as far as the base model no longer sees it. `draft=False` writes the same, only slower. The other
+        options are the fields of `gnnlm.write.request.Request` and of `Sampling`.
         """
         if attach is not None:
             return self.attached(attach).generate(prompt, only=only, exclude=exclude, chat=chat, **options)

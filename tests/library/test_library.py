@@ -197,8 +197,6 @@ def test_what_is_removed_is_found_by_nothing(root: Path, library: Library) -> No
     assert name not in {near.document for line in everything for near in line}
     written = book.generate(text[:80], max_tokens=20, predictor="knn")
     assert name not in {source.document for token in written.tokens for source in token.sources}
-    fast = book.generate(text[:80], max_tokens=20, predictor="knn", search=gnnlm.Pointers(rows=1, drop=2.0))
-    assert name not in {source.document for token in fast.tokens for source in token.sources}
 
 
 def test_drafts_do_not_follow_removed_text(root: Path, library: Library) -> None:

@@ -171,8 +171,6 @@ def test_memory_is_bounded(opened: tuple[OpenBook, float]) -> None:
     assert past is not None
     assert past.carry is not None
     assert past.carry.layers[0][0].shape[1] <= gnn.options.context - 1 + module.ROLLBACK
-    assert past.neighbours is not None
-    assert past.neighbours.positions.shape[0] == 1
 
 
 def test_causality(opened: tuple[OpenBook, float]) -> None:

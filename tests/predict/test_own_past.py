@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 import gnnlm
 from gnnlm.config import parse_config
-from gnnlm.errors import GnnlmError
 from gnnlm.predict.open_book import OpenBook, Past
-from gnnlm.predict.pointers import Pointers
 from gnnlm.predict.predictor import PREDICTORS, Prediction
 from gnnlm.run import Run
 from tests.conftest import merge
@@ -170,5 +168,3 @@ def test_a_past_without_own_rows_is_read_again(model: OpenBook) -> None:
     close(got[0], want[101:])
     got, past = model.read([[1]], past, PREDICTORS)
     assert past.own == (None,)
-    with pytest.raises(GnnlmError, match="leave out pointers"):
-        model.read([[1]], None, PREDICTORS, own_past=True, pointers=Pointers())

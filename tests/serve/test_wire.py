@@ -55,7 +55,7 @@ def test_a_model_is_a_predictor(client: httpx.Client, book: Book, predictor: str
         {"temperature": 1.1, "top_k": 4, "min_p": 0.02, "seed": 6, "draft": False},
         {"repetition_penalty": 1.3},
         {"only": "doc0*"},
-        {"exclude": ["doc0[1-5].txt"], "search": "pointers"},
+        {"exclude": ["doc0[1-5].txt"]},
     ],
 )
 def test_every_option_reaches_the_loop(client: httpx.Client, book: Book, options: dict[str, Any]) -> None:

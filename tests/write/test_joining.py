@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gnnlm
 from gnnlm.book import Book
 from gnnlm.predict.open_book import BLOCK
 from gnnlm.predict.predictor import PREDICTORS
@@ -29,7 +28,6 @@ ORDERS: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.3, "stop": ["an", "to"]},
     {"only": ["doc0*"]},
     {"exclude": ["doc0[1-5].txt"], "temperature": 1.0},
-    {"search": gnnlm.Pointers(rows=1, drop=0.5)},
 )
 
 
@@ -52,7 +50,6 @@ def test_joining_is_the_inverse_of_selecting(book: Book) -> None:
         first, *others = [past.select([row]) for row in order]
         joined = first.join(others)
         assert joined.lengths == past.select(order).lengths
-        assert joined.searches == past.select(order).searches
         together, _ = book.model.read([[7, 8]] * len(texts), past.select(order), wanted)
         apart, after = book.model.read([[7, 8]] * len(texts), joined, wanted)
         for name, states in together.states.items():

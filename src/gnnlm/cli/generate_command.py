@@ -47,12 +47,8 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Equal seeds write equal texts.")] = 0,
     n: Annotated[int, typer.Option("-n", help="Texts for each prompt.")] = 1,
-    beams: Annotated[int, typer.Option("--beams", help="Above 1: beam search.")] = 1,
     no_draft: Annotated[
         bool, typer.Option("--no-draft", help="Check no drafts from the book. The text is the same, slower.")
-    ] = False,
-    pointers: Annotated[
-        bool, typer.Option("--pointers", help="Follow neighbours instead of searching where they lead on. Approximate.")
     ] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
     only: Only = None,
@@ -78,9 +74,7 @@ def generate(
         "stop": stop or (),
         "seed": seed,
         "n": n,
-        "beams": beams,
         "draft": not no_draft,
-        "search": "pointers" if pointers else "exact",
         "own_past": own_past,
     }
     request(**options)  # refuses bad values before anything is loaded
@@ -90,7 +84,7 @@ def generate(
         for written in book.generate(prompts, **shared, **options):
             print(json.dumps(written.as_json()))
         return
-    if len(prompts) == n == beams == 1:
+    if len(prompts) == n == 1:
         show_stream(prompts[0], book.stream(prompts[0], **shared, **options))
         return
     labels = [prompt for prompt in prompts for _ in range(n)]

@@ -160,7 +160,9 @@ class OpenBookLM(TemplateLM):  # type: ignore[misc]
         asked = dict(normalize_gen_kwargs(options, MAX_TOKENS))
         sampled = asked.pop("do_sample", False)
         asked["temperature"] = float(asked.get("temperature") or (1.0 if sampled else 0.0))
-        asked["max_tokens"], asked["beams"] = asked.pop("max_gen_toks"), asked.pop("num_beams", 1)
+        if asked.pop("num_beams", 1) != 1:
+            raise ConfigError(f"num_beams: a book writes without beams (got {options['num_beams']}); leave it out")
+        asked["max_tokens"] = asked.pop("max_gen_toks")
         until = asked.pop("until", None) or []
         asked["stop"] = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
         return asked

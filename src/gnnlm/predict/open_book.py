@@ -23,7 +23,6 @@ from gnnlm.graph.batch import Context
 from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.window_reader import LMPast, WindowReader
 from gnnlm.predict.own_past import OwnPast, OwnText, merged_with_own, over_texts
-from gnnlm.predict.pointers import Pointers
 from gnnlm.predict.predictor import STATE_OF, Prediction, Predictor
 from gnnlm.retrieval.index import Allowed, Index
 from gnnlm.retrieval.neighbours import Neighbours
@@ -31,7 +30,6 @@ from gnnlm.retrieval.neighbours import Neighbours
 BLOCK = 256  # tokens of a long text that are read at once
 ROLLBACK = 64  # tokens that can be dropped from a past without reading its text again
 Filter = Allowed | Sequence[Allowed | None] | None  # for all texts, or for each
-Following = Pointers | Sequence[Pointers | None] | None
 
 
 @dataclass(frozen=True)
@@ -39,15 +37,12 @@ class Past:
     """What was read of each text of a batch; immutable: reading on, cropping, selecting and joining make a new one.
 
     It holds the base model's cache, bounded by its window; the graph network's keys and values, bounded by its context
-    and `ROLLBACK`; the neighbours of the last token; the token ids of the whole text; and, of texts whose own past is
-    looked up, all their states.
+    and `ROLLBACK`; the token ids of the whole text; and, of texts whose own past is looked up, all their states.
     """
 
     lm: LMPast
     carry: Carry | None
     spare: tuple[int, ...]  # tokens of each text that can still be dropped from the carry
-    neighbours: Neighbours | None  # of the last position of each text, [B, K]
-    searches: tuple[int, ...] = ()  # positions of each text that were looked up in the index
     own: tuple[OwnText | None, ...] = ()  # each text's own rows; none where they are not looked up
 
     def __len__(self) -> int:
@@ -72,7 +67,7 @@ class Past:
         if carry is not None:
             carry = None if min(spare) < 0 else carry.dropping(torch.tensor(drops))
         own = tuple(text and text.crop(drop) for text, drop in zip(self.own, drops, strict=True))
-        return Past(lm, carry, spare, None, self.searches, own)
+        return Past(lm, carry, spare, own)
 
     def select(self, rows: Sequence[int]) -> Past:
         """The texts with these numbers, in this order, each as often as it is named."""
@@ -81,8 +76,6 @@ class Past:
             lm,
             None if self.carry is None else self.carry.select(picked),
             tuple(self.spare[row] for row in rows),
-            None if self.neighbours is None else self.neighbours[picked],
-            tuple(self.searches[row] for row in rows),
             tuple(self.own[row] for row in rows),
         )
 
@@ -90,13 +83,10 @@ class Past:
         """The texts of all, one after the other. All must have been read with the same predictors."""
         pasts = [self, *others]
         carries = [past.carry for past in pasts if past.carry is not None]
-        near = [Neighbours.none(len(past)) if past.neighbours is None else past.neighbours for past in pasts]
         return Past(
             self.lm.join([past.lm for past in others]),
             carries[0].join(carries[1:]) if len(carries) == len(pasts) else None,
             tuple(left for past in pasts for left in past.spare),
-            Neighbours.joined(near),
-            tuple(count for past in pasts for count in past.searches),
             tuple(text for past in pasts for text in past.own),
         )
 
@@ -137,7 +127,6 @@ class OpenBook:
         wanted: Collection[str] | None = None,
         allowed: Filter = None,
         k: int = 0,
-        pointers: Following = None,
         watch: list[LayerAttention] | None = None,
         own_past: bool | Sequence[bool] = False,
     ) -> tuple[Prediction, Past]:
@@ -146,9 +135,8 @@ class OpenBook:
         Without a past, the texts start here, and the first prediction of each is for its first token: [B, T + 1]. Texts
         may get different numbers of tokens; they are padded on the right, and `Prediction.real` is false at padding.
         `wanted` names the predictors whose states are computed, without it the book's best; at least `k` neighbours
-        are looked up, where `allowed` lets them. With `pointers`, searches are saved where the last neighbours lead on;
-        this is approximate. With `own_past`, a text looks up what it has read itself and the base model no longer sees
-        (`own.py`). All three hold for all texts, or are a list with one for each text.
+        are looked up, where `allowed` lets them. With `own_past`, a text looks up what it has read itself and
+        the base model no longer sees (`own_past.py`). Both hold for all texts, or are a list with one for each text.
         `watch` gets the attention of the graph network's layers: see `Predictor.step`.
         """
         wanted = self.predictor.names[-1:] if wanted is None else wanted
@@ -160,21 +148,14 @@ class OpenBook:
             (gnn and past.carry is None)  # cropped too far, or read without the network
             or any(own and text is None for own, text in zip(owning, past.own, strict=True))
         ):
-            past = self._again([text.tolist() for text in past.lm.texts], wanted, allowed, pointers, owning)
+            past = self._again([text.tolist() for text in past.lm.texts], wanted, allowed, owning)
         read, lm = self.reader.read(tokens, None if past is None else past.lm)
         before = [0] * len(tokens) if past is None else [length + 1 for length in past.lengths]
         states_BTD = self.rounded(read.states_BTD)
         keys_BTD = states_BTD if read.keys_BTD is None else self.rounded(read.keys_BTD)
         k = max(k, self.predictor.neighbours_needed(wanted))
         counts = read.real_BT.sum(1).tolist()
-        filters, following = for_each(allowed, len(tokens)), for_each(pointers, len(tokens))
-        if any(own and follow is not None for own, follow in zip(owning, following, strict=True)):
-            raise ConfigError("own_past: a text's own past is searched exactly; leave out pointers")
-        if not k or not any(following):
-            neighbours, searches = self.search(keys_BTD, read.real_BT, k, filters), counts if k else [0] * len(counts)
-        else:
-            last = None if past is None else past.neighbours
-            neighbours, searches = self._pointed(tokens, keys_BTD, counts, k, filters, following, past is None, last)
+        neighbours = self.search(keys_BTD, read.real_BT, k, allowed)
         texts = self._own_texts(owning, None if past is None else past.own, lm, states_BTD, keys_BTD, counts)
         neighbours = merged_with_own(neighbours, texts, keys_BTD, counts, k, len(self.store))
         predictor, found = over_texts(self.predictor, neighbours, texts)
@@ -190,8 +171,6 @@ class OpenBook:
             lm,
             carry if gnn else None,
             tuple(min(ROLLBACK, max(0, left) + count) for left, count in zip(spare, counts, strict=True)),
-            self._last(neighbours, counts, None if past is None else past.neighbours),
-            tuple(map(sum, zip(searches, [0] * len(tokens) if past is None else past.searches, strict=True))),
             texts,
         )
 
@@ -200,14 +179,13 @@ class OpenBook:
         texts: list[list[int]],
         wanted: Collection[str],
         allowed: Filter,
-        pointers: Following,
         own_past: Sequence[bool],
     ) -> Past:
         """The past of whole texts, read from their beginning a block at a time."""
         past: Past | None = None
         for start in range(0, max(1, *map(len, texts)), BLOCK):
             parts = [text[start : start + BLOCK] for text in texts]
-            _, past = self.read(parts, past, wanted, allowed, 0, pointers, own_past=own_past)
+            _, past = self.read(parts, past, wanted, allowed, own_past=own_past)
         assert past is not None
         return past
 
@@ -235,45 +213,6 @@ class OpenBook:
                 text = text.grown(lm.texts[line], *new)
             texts.append(text)
         return tuple(texts)
-
-    def _pointed(
-        self,
-        tokens: Sequence[Sequence[int]],
-        keys_BTD: Tensor,
-        counts: Sequence[int],
-        k: int,
-        filters: Sequence[Allowed | None],
-        pointers: Sequence[Pointers | None],
-        fresh: bool,
-        last: Neighbours | None,
-    ) -> tuple[Neighbours, list[int]]:
-        """Neighbours found by following pointers where they lead on, and how many positions of each text were searched.
-
-        A position's pointers are the neighbours of the one before it, so positions follow one another; texts do not.
-        """
-        k = min(k, len(self.index))
-        found = Neighbours.none(len(counts), max(counts), k=k)
-        before = [None if last is None else last[line] for line in range(len(counts))]
-        searched = [0] * len(counts)
-        for place in range(max(counts)):
-            left = []
-            for line in (number for number, count in enumerate(counts) if place < count):
-                token = -1 if fresh and not place else int(tokens[line][place - fresh])
-                near, follow, key_D, led = before[line], pointers[line], keys_BTD[line, place], None
-                if near is not None and follow is not None:
-                    led = follow.follow(near, token, key_D, k, self.index, self.store, filters[line])
-                if led is None:
-                    left.append(line)
-                else:
-                    found.positions[line, place], found.similarity[line, place] = led.positions, led.similarity
-                    before[line] = led
-            if left:
-                got = self._searched(keys_BTD[left, place], k, [filters[line] for line in left]).padded(k)
-                found.positions[left, place] = got.positions.cpu()
-                found.similarity[left, place] = got.similarity.cpu()
-                for number, line in enumerate(left):
-                    before[line], searched[line] = got[number], searched[line] + 1
-        return found, searched
 
     def rounded(self, states: Tensor) -> Tensor:
         """States in the precision of the store, so that queries match the stored keys."""
@@ -307,17 +246,6 @@ class OpenBook:
         parts = [self.index.search(keys_ND[numbers], k, filters[numbers[0]]) for numbers in alike.values()]
         order = torch.tensor([number for numbers in alike.values() for number in numbers])
         return Neighbours.joined(parts)[order.argsort()]
-
-    def _last(self, neighbours: Neighbours, counts: list[int], before: Neighbours | None) -> Neighbours | None:
-        """The neighbours of each text's last position; those from before where nothing new was read."""
-        if before is not None and before.k != neighbours.k:
-            before = before.padded(neighbours.k)
-        if not all(counts):
-            if before is None:
-                return None
-            rows = [neighbours[b, count - 1] if count else before[b] for b, count in enumerate(counts)]
-            return Neighbours(torch.stack([r.positions for r in rows]), torch.stack([r.similarity for r in rows]))
-        return neighbours[torch.arange(len(counts)), torch.tensor(counts) - 1]
 
     def check_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
         """Refuse ids that the model does not have."""

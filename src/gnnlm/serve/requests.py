@@ -147,9 +147,6 @@ class Writing(ModelBody, Filter):
     min_p: float | None = Field(0.0, ge=0, le=1, description="Drop tokens below this share of the likeliest one's.")
     repetition_penalty: float | None = Field(1.0, gt=0, le=100, description="Above 1: repeated tokens get less likely.")
     draft: bool | None = Field(True, description="Check drafts from the book. The text is the same without, slower.")
-    search: Literal["exact", "pointers"] | None = Field(
-        "exact", description="`pointers` saves searches, approximately."
-    )
     own_past: bool | None = Field(False, description=OWN_PAST)
     sources: int | None = Field(
         None,

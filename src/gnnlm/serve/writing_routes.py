@@ -270,7 +270,6 @@ def _order(desk: Desk, run: Served, predictor: str | None, body: Writing, tokens
         "repetition_penalty": body.repetition_penalty or 1.0,
         "stop": body.stop or [],
         "draft": body.draft is not False,
-        "search": body.search or "exact",
         "own_past": bool(body.own_past),
     }
     asked = request(predictor=predictor, seed=seed, max_tokens=max(1, tokens), **options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from torch import Tensor
 from gnnlm.predict.knn import neighbour_weights
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past
 from gnnlm.predict.predictor import MIXED, STATE_OF, Prediction
-from gnnlm.retrieval.neighbours import Neighbours
 from gnnlm.write.detokenizer import TextStream
 from gnnlm.write.drafter import LONGEST, Costs, Draft, Drafter, best_length
 from gnnlm.write.text_state import Order, Scored, Voters, Writing, Written
@@ -34,6 +33,7 @@ class Prompt:
     tokens: list[int]
     writings: list[Writing]
     read: int = 0
+    searches: int = 0
     past: Past | None = None
 
     @property
@@ -117,6 +117,7 @@ class Writer:
             if prompt.order.scored:
                 self._score(prompt, prediction[line, : counts[line]])
             prompt.read += len(part)
+            prompt.searches += self._searches(counts[line])
         whole = [line for line, prompt in enumerate(prompts) if prompt.read == len(prompt.tokens)]
         for line, prompt in enumerate(prompts):
             prompt.past = None if line in whole else past.select([line])
@@ -127,7 +128,7 @@ class Writer:
         rows, begun = [], []
         for place, line in enumerate(whole):
             for writing in prompts[line].writings:
-                writing.searches = past.searches[line]
+                writing.searches = prompts[line].searches
                 if writing.order.max_tokens:
                     self._take(writing, last[place], log_probs_NV[place], parts_NK[place])
                 else:
@@ -138,6 +139,10 @@ class Writer:
         self._past = joined([*([] if self._past is None else [self._past]), past])
         self.active += begun
         return begun
+
+    def _searches(self, positions: int) -> int:
+        """How many of the positions were looked up: all, or none if the predictor needs no neighbours."""
+        return positions if self.model.predictor.neighbours_needed(self.wanted) else 0
 
     def _score(self, prompt: Prompt, prediction: Prediction) -> None:
         """Record the prompt's tokens that are predicted at these positions, [T]."""
@@ -163,11 +168,10 @@ class Writer:
         drafts = self._drafts(writings)
         blocks = [[writing.last, *draft.tokens] for writing, draft in zip(writings, drafts, strict=True)]
         prediction, past = self.read(blocks, past, [writing.order for writing in writings])
-        real_BT = prediction.real.cpu()
         real = prediction[prediction.real]
         log_probs_NV, parts_NK = self.distributions(real)
-        line, kept, neighbours = 0, [], []
-        for number, (writing, draft) in enumerate(zip(writings, drafts, strict=True)):
+        line, kept = 0, []
+        for writing, draft in zip(writings, drafts, strict=True):
             accepted = 0
             for place in range(len(draft.tokens) + 1):
                 self._take(writing, real[line + place], log_probs_NV[line + place], parts_NK[line + place])
@@ -181,13 +185,11 @@ class Writer:
             writing.steps += 1
             writing.drafted += len(draft.tokens)
             writing.accepted += accepted
-            writing.searches = past.searches[number]
+            writing.searches += self._searches(1 + len(draft.tokens))
             kept.append(accepted)
-            neighbours.append(real.neighbours[line + accepted])
-            line += int(real_BT[number].sum())
-        past = past.crop([len(draft.tokens) - accepted for draft, accepted in zip(drafts, kept, strict=True)])
-        self._past = replace(past, neighbours=Neighbours.joined([one[None] for one in neighbours]))
-        self.costs.saw(real_BT.numel(), time.perf_counter() - began)
+            line += 1 + len(draft.tokens)
+        self._past = past.crop([len(draft.tokens) - accepted for draft, accepted in zip(drafts, kept, strict=True)])
+        self.costs.saw(prediction.real.numel(), time.perf_counter() - began)
         for writing in writings:
             writing.seconds += time.perf_counter() - began
         self._leave()
@@ -197,9 +199,8 @@ class Writer:
         self, tokens: Sequence[Sequence[int]], past: Past | None, orders: Sequence[Order]
     ) -> tuple[Prediction, Past]:
         """Read on, each text as its order asks."""
-        filters, pointers = [order.allowed for order in orders], [order.pointers for order in orders]
-        own = [order.own_past for order in orders]
-        return self.model.read(tokens, past, self.wanted, filters, pointers=pointers, own_past=own)
+        filters = [order.allowed for order in orders]
+        return self.model.read(tokens, past, self.wanted, filters, own_past=[order.own_past for order in orders])
 
     def distributions(self, prediction: Prediction) -> tuple[Tensor, Tensor]:
         """The predictor's log-probabilities, [N, V], and each neighbour's part in the probability of its token, [N, K].

@@ -12,17 +12,14 @@ from gnnlm.datastore.store import Store
 from gnnlm.errors import ConfigError
 from gnnlm.predict.open_book import OpenBook
 from gnnlm.predict.own_past import with_text
-from gnnlm.predict.pointers import Pointers
 from gnnlm.retrieval.index import Allowed
 from gnnlm.write.attribution import SHOWN, Generation, Span, Token, sources_of, spans_of
 from gnnlm.write.batch_loop import Writer
-from gnnlm.write.beam import search_beams
 from gnnlm.write.drafter import Costs, Drafter
 from gnnlm.write.sampling import Sampling
 from gnnlm.write.text_state import Order, Writing, Written
 
-MOST = {"max_tokens": 1_000_000, "n": 1024, "beams": 256}
-SEARCHES = ("exact", "pointers")
+MOST = {"max_tokens": 1_000_000, "n": 1024}
 
 
 @dataclass(frozen=True)
@@ -34,9 +31,7 @@ class Request:
     max_tokens: int = 64
     stop: str | Sequence[str] = ()
     n: int = 1
-    beams: int = 1
     draft: bool = True
-    search: str | Pointers = "exact"
     sources: int = SHOWN
     own_past: bool = False
 
@@ -47,31 +42,17 @@ class Request:
                 raise ConfigError(f"{name}: expected a whole number from 1 to {most:,}, got {value!r}")
         if isinstance(self.sources, bool) or not isinstance(self.sources, int) or self.sources < 0:
             raise ConfigError(f"sources: expected a whole number of at least 0, got {self.sources!r}")
-        if not isinstance(self.search, Pointers) and self.search not in SEARCHES:
-            raise ConfigError(f"search: expected {' or '.join(SEARCHES)}, got {self.search!r}")
         if not isinstance(self.own_past, bool):
             raise ConfigError(f"own_past: expected true or false, got {self.own_past!r}")
-        if self.own_past and self.search != "exact":
-            raise ConfigError("own_past: a text's own past is searched exactly; leave out search='pointers'")
         stops = [self.stop] if isinstance(self.stop, str) else list(self.stop)
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise ConfigError(f"stop: expected strings that are not empty, got {self.stop!r}")
-        if self.beams > 1 and self.sampling.temperature:
-            raise ConfigError("beams: beam search does not sample; use temperature 0, or 1 beam")
-        if self.beams > 1 and self.sampling.repetition_penalty != 1.0:
-            raise ConfigError("beams: beam search takes no repetition_penalty")
-        if self.beams > 1 and self.n > self.beams:
-            raise ConfigError(
-                f"n: beam search finds at most as many texts as it has beams ({self.beams}), got {self.n}"
-            )
 
     def order(self, model: OpenBook, allowed: Allowed | None) -> Order:
         name = self.predictor or model.predictor.names[-1]
         model.predictor.check((name,))
-        pointers = self.search if isinstance(self.search, Pointers) else Pointers() if self.search != "exact" else None
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        own = self.own_past
-        return Order(name, self.sampling, self.max_tokens, stop, self.draft, allowed, pointers, own_past=own)
+        return Order(name, self.sampling, self.max_tokens, stop, self.draft, allowed, own_past=self.own_past)
 
 
 def request(**options: Any) -> Request:
@@ -102,17 +83,14 @@ class Pen:
         """The texts of all prompts, n for each, in the order of the prompts."""
         order = asked.order(self.model, allowed)
         writer = self.writer(order.predictor)
-        if asked.beams > 1:
-            found = [search_beams(writer, order, prompt, asked.beams, asked.n) for prompt in prompts]
-        else:
-            found = [writer.add(prompt, order, asked.n) for prompt in prompts]
-            while writer.busy:
-                writer.step()
+        found = [writer.add(prompt, order, asked.n) for prompt in prompts]
+        while writer.busy:
+            writer.step()
         return [self.finished(writing, asked.sources) for writings in found for writing in writings]
 
     def stream(self, asked: Request, prompt: Sequence[int], allowed: Allowed | None) -> Stream:
-        if asked.n > 1 or asked.beams > 1:
-            raise ConfigError("stream writes one text, without beams; use generate for more")
+        if asked.n > 1:
+            raise ConfigError(f"n: stream writes one text, got {asked.n}; use generate for more")
         return Stream(self, asked, prompt, asked.order(self.model, allowed))
 
     def finished(self, writing: Writing, sources: int) -> Generation:

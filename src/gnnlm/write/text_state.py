@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from gnnlm.predict.pointers import Pointers
 from gnnlm.retrieval.index import Allowed
 from gnnlm.write.detokenizer import TextStream
 from gnnlm.write.drafter import Chances
@@ -29,7 +28,6 @@ class Order:
     stop: tuple[str, ...] = ()
     draft: bool = True
     allowed: Allowed | None = None
-    pointers: Pointers | None = None
     top: int = 0
     scored: bool = False
     own_past: bool = False
