@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,47 @@ def test_what_watches_is_told_before_each_change(tmp_path: Path, monkeypatch: py
         ("remove", "x"),
         ("remove directory", "new"),
     ]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Calls of the system in order, each with the inode and the bytes it had; other tests run without fsync."""
+    made: list[tuple[str, int, int]] = []
+    replace = Path.replace
+
+    def fsync(number: int) -> None:
+        made.append(("fsync", os.fstat(number).st_ino, os.fstat(number).st_size))
+
+    def renamed(path: Path, place: Path) -> Path:
+        made.append(("rename", path.stat().st_ino, path.stat().st_size))
+        return replace(path, place)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", renamed)
+    return made
+
+
+def test_a_replaced_file_is_synced_before_its_name_and_its_name_after(
+    tmp_path: Path, calls: list[tuple[str, int, int]]
+) -> None:
+    path = tmp_path / "x"
+    disk.replace_file(path, b"12345")
+    file, folder = path.stat().st_ino, tmp_path.stat().st_ino
+    assert [call[:2] for call in calls] == [("fsync", file), ("rename", file), ("fsync", folder)]
+    assert [size for _, inode, size in calls if inode == file] == [5, 5]
+
+
+def test_what_libraries_write_is_synced(tmp_path: Path, calls: list[tuple[str, int, int]]) -> None:
+    with disk.written(tmp_path):
+        (tmp_path / "part").mkdir()
+        for name in ("a", "part/b"):
+            (tmp_path / name).write_bytes(b"123")
+    disk.copy(tmp_path / "a", tmp_path / "copy")
+    expected = ["a", "part/b", "part", "", "copy"]
+    assert [inode for _, inode, _ in calls] == [(tmp_path / name).stat().st_ino for name in expected]
+    assert all(size == 3 for _, inode, size in calls if inode == (tmp_path / "copy").stat().st_ino)
+
+
+def test_the_name_of_a_new_folder_is_synced(tmp_path: Path, calls: list[tuple[str, int, int]]) -> None:
+    disk.make_directories(tmp_path / "a" / "b")
+    assert [inode for _, inode, _ in calls] == [path.stat().st_ino for path in (tmp_path, tmp_path / "a")]

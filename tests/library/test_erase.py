@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import gnnlm
-from gnnlm.artifact import Artifact
+from gnnlm.artifact import Artifact, write_json
+from gnnlm.artifact.manifest import MANIFEST, read_manifest, sealed
 from gnnlm.config import load_config, parse_config
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Holder
@@ -160,6 +161,20 @@ def test_text_that_was_copied_elsewhere_in_the_run_is_found(root: Path) -> None:
     library.remove("secret")
     change = erased(library)
     assert {Path(path).name for path in change.found} == {"notes.txt", "tokens.bin", "states.bin", "escaped.json"}
+
+
+def test_manifests_that_stay_are_searched(root: Path) -> None:
+    """Those of the erased segment too, which are all that is left of it."""
+    library = Library(root)
+    name = library.documents()[0].name
+    text = gnnlm.open(root).document(name).text
+    left = [root / "segments" / "0000" / part for part in ("states", "text")]
+    library.remove(name)
+    for folder in left:
+        manifest = {key: value for key, value in read_manifest(folder).items() if key != "seal"}
+        manifest["facts"]["note"] = text[40:120]
+        write_json(folder / MANIFEST, sealed(manifest))
+    assert set(erased(library).found) == {str(folder / MANIFEST) for folder in left}
 
 
 def test_text_that_other_documents_have_too_is_not_taken_for_it(root: Path) -> None:
