@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "gnnlm"
-LEAVES = {"config", "artifact", "engine", "errors", "matmul", "progress"}
+LEAVES = {"config", "artifact", "engine", "errors", "layout", "matmul", "progress"}
 EDGES: dict[str, set[str]] = {  # what each package imports of the others; the leaves may be imported everywhere
     "corpus": set(),
     "lm": {"corpus"},
@@ -179,6 +180,12 @@ def test_class_names_are_unique() -> None:
 def test_file_names_are_unique() -> None:
     names = Counter(path.name for path in MODULES.values())
     assert {name for name, count in names.items() if count > 1} <= {"__init__.py", "__main__.py"}
+
+
+def test_artifacts_know_no_run_and_no_command() -> None:
+    for path in (SRC / "artifact").rglob("*.py"):
+        assert "gnnlm.layout" not in imports(path), path
+        assert not re.search(r"gnnlm (run|refit|renew|history)|--rebuild|tune|refitted", path.read_text()), path
 
 
 def test_every_package_is_looked_at() -> None:

@@ -1,5 +1,13 @@
 """Errors that are reported to the user in one line; any other exception is a bug."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, Literal
+
+Fault = Literal["missing", "damaged", "unreadable", "outdated", "erased", "other inputs", "no room"]
+
 
 class Interrupted(BaseException):
     """Ctrl-C or SIGTERM. Not an Exception, so that no `except Exception` on the way swallows it."""
@@ -22,7 +30,22 @@ class ModelError(GnnlmError):
 
 
 class ArtifactError(GnnlmError):
-    """An artifact that is missing, stale, damaged or does not fit on the disk."""
+    """An artifact that is missing, stale, damaged or does not fit on the disk.
+
+    `fault` is what is wrong with the artifact at `path`. Artifacts do not know commands, so `advise` names the one that
+    mends a fault; `run/advice.py` sets it.
+    """
+
+    advise: ClassVar[Callable[[ArtifactError], str]] = staticmethod(lambda error: "")
+
+    def __init__(self, what: str, path: Path | None = None, fault: Fault | None = None) -> None:
+        super().__init__(what)
+        self.path = path
+        self.fault = fault
+
+    def __str__(self) -> str:
+        advice = ArtifactError.advise(self)
+        return f"{self.args[0]}; {advice}" if advice else str(self.args[0])
 
 
 class VersionError(ArtifactError):

@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gnnlm.artifact import PARTS, Artifact
+from gnnlm.artifact import Artifact
 from gnnlm.artifact.manifest import MANIFEST, manifest_fingerprint, read_manifest
 from gnnlm.generation import read_current
 from gnnlm.generation.current import generation_file
+from gnnlm.layout import SEGMENTS
 from gnnlm.library.erase_scan import Probes
 from tests.faults.fault import Ended, Fault, Signal, command, forked, run_command
 from tests.library.conftest import make_text
@@ -201,7 +202,7 @@ def served(run: Path) -> Any:
     made = {segment.path_of(kind): found for segment in now.segments for kind, found in segment.parts.items()}
     made |= {each.path: each.fingerprint for each in now.refitted.values()}
     for path, found in made.items():
-        if not path.startswith(f"{PARTS}/"):
+        if not path.startswith(f"{SEGMENTS}/"):
             Artifact.open_part(run / path, found, generation_file(run, now.number)).verify(trust=False)
     return _untimed(now.as_json())
 

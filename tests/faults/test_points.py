@@ -84,7 +84,7 @@ def build(run: Path, value: int) -> Artifact:
         draft.write_bytes("weights", weights)
         write_json(draft.file("table.json"), [value])
         made = draft.finish({"value": value}, files=("weights", "table.json"))
-    remove_other_parts(path, "states")
+    remove_other_parts(path, [segment / "states" for segment in (path.parent / "segments").glob("*")])
     return made
 
 

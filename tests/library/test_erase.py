@@ -209,7 +209,7 @@ def test_erased_segments_leave_the_stages_done_and_say_so_when_they_are_read(roo
     assert {stage["state"] for stage in status.values()} == {"done"}
     assert "already done" in command("run", root).stderr
     assert [each.number for each in Library(root).history()] == [0, 1, 2]
-    with pytest.raises(ArtifactError, match=r"was erased .*gnnlm history"):
+    with pytest.raises(ArtifactError, match=r"was erased; .*gnnlm history"):
         Artifact.open(root / "segments" / "0000" / "states").array("states.npy")
     assert "was erased" in error_line("train", root, "--rebuild")
     Run(load_config(root), reading=True).copy(root.parent / "copy")

@@ -31,9 +31,6 @@ from gnnlm.artifact.file_io import (
     writing,
 )
 from gnnlm.artifact.manifest import (
-    ADDED,
-    PARTS,
-    REFITTED,
     differences,
     draft_path,
     fingerprint,
@@ -45,9 +42,6 @@ from gnnlm.artifact.ownership import State, bytes_of, state_of
 from gnnlm.artifact.reader import Artifact
 
 __all__ = [
-    "ADDED",
-    "PARTS",
-    "REFITTED",
     "Array",
     "ArrayWriter",
     "Artifact",

@@ -78,8 +78,9 @@ class Draft:
         journal = self._read_journal()
         if journal is not None and journal["inputs"] != self.inputs and not rebuild:
             raise ArtifactError(
-                f"{self.folder} is half-built from other inputs ({differences(journal['inputs'], self.inputs)}); "
-                "discard it with --rebuild, or choose another run directory (run: in the config)"
+                f"{self.folder} is half-built from other inputs ({differences(journal['inputs'], self.inputs)})",
+                path,
+                "other inputs",
             )
         self._names = draft_names(self.folder)
         if journal is None or journal["inputs"] != self.inputs:

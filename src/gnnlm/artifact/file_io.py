@@ -68,8 +68,9 @@ def require_space(folder: Path, needed: int, what: str) -> None:
     there, free = free_space(folder)
     if needed > free:
         raise ArtifactError(
-            f"{what} needs {human_bytes(needed)} at {there}, but {human_bytes(free)} are free; "
-            "free some space, or choose another run directory (run: in the config)"
+            f"{what} needs {human_bytes(needed)} at {there}, but {human_bytes(free)} are free; free some space",
+            folder,
+            "no room",
         )
 
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gnnlm.errors import ArtifactError, VersionError
+from gnnlm.errors import ArtifactError, Fault, VersionError
 
 FORMAT = 2
 MANIFEST = "manifest.json"
-PARTS = "segments"  # the folder of a run directory that holds the parts of its artifacts
-ADDED = "added"  # the folder that holds segments which were made after the run was built
-REFITTED = "refitted"  # the folder that holds what was trained again since, by generation
 ERASED = "erased.json"  # stands in an artifact some of whose files were erased for good, and names them
 SHOWN = 3  # names that a message lists before it counts the rest
 
@@ -83,7 +79,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         text = (standing(path) / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise ArtifactError(f"{path} has no {MANIFEST}: it is not built yet; {build_advice(path)}") from None
+        raise ArtifactError(f"{path} has no {MANIFEST}: it is not built yet", path, "missing") from None
     return parse_manifest(text, path)
 
 
@@ -96,16 +92,11 @@ def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
     if (found := other_format(manifest)) is not None:
         age = "an older" if found < FORMAT else "a newer"
         raise VersionError(
-            f"{path} was made by {age} version of gnnlm (format {found}, this version reads {FORMAT}); rebuild it: "
-            f"{rebuild_command(path)}"
+            f"{path} was made by {age} version of gnnlm (format {found}, this version reads {FORMAT})", path, "outdated"
         )
     if not _is_whole(manifest):
-        elsewhere = _is_added(path) or _in_refit(path)
-        replaced = listed_files(manifest) is not None or elsewhere  # by what the command makes
-        advice = f"rebuild it: {rebuild_command(path)}" if replaced else (
-            f"delete {path}, if nothing in it is yours, and run again"
-        )  # fmt: skip
-        raise ArtifactError(f"{path / MANIFEST} is damaged (it was changed after it was written); {advice}")
+        fault: Fault = "unreadable" if listed_files(manifest) is None else "damaged"
+        raise ArtifactError(f"{path / MANIFEST} is damaged (it was changed after it was written)", path, fault)
     return {name: value for name, value in manifest.items() if name != "checksum"}
 
 
@@ -171,45 +162,6 @@ def named_parts(manifest: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def rebuild_command(path: Path) -> str:
-    """The command that rebuilds the artifact at `path`."""
-    run = shlex.quote(str(run_of(path)))
-    if _in_refit(path):
-        return f"gnnlm refit {run} --part {({'tune': 'mix', 'index': 'index'}).get(path.name, 'gnn')}"
-    return f"gnnlm renew {run}" if _is_added(path) else f"gnnlm run {run} --rebuild"
-
-
-def build_advice(path: Path) -> str:
-    """What to do where there is no artifact at `path`."""
-    return f"make it again: {rebuild_command(path)}" if _in_refit(path) else "build it with gnnlm run"
-
-
-def _in_refit(path: Path) -> bool:
-    """Whether this is what was refitted, or a part of it; it is made again in another place."""
-    return _is_refit(path.parent) or _is_refit(path.parent.parent.parent)
-
-
-def _is_added(part: Path) -> bool:
-    """Whether this is part of a segment that was added; it is made again in another place."""
-    return part.parent.parent.name == ADDED
-
-
-def run_of(path: Path) -> Path:
-    """The run directory of an artifact, or of a part of one.
-
-    >>> run_of(Path("runs/mine/store")), run_of(Path("runs/mine/segments/0000/states"))
-    (PosixPath('runs/mine'), PosixPath('runs/mine'))
-    >>> run_of(Path("mine/refitted/0003/tune")), run_of(Path("mine/refitted/0003/segments/0000/index"))
-    (PosixPath('mine'), PosixPath('mine'))
-    """
-    root = path.parents[2] if path.parent.parent.name in (PARTS, ADDED) else path.parent
-    return root.parents[1] if _is_refit(root) else root
-
-
-def _is_refit(folder: Path) -> bool:
-    return folder.parent.name == REFITTED and folder.name.isdigit()
-
-
 def erased_files(path: Path) -> frozenset[str]:
     """The files of the artifact at `path` that were erased for good; its manifest still tells what they were."""
     try:
@@ -219,8 +171,8 @@ def erased_files(path: Path) -> frozenset[str]:
     return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
 
 
-def other_part(part: Path, path: Path) -> str:
-    return f"{part} is not the part that {path} was made with; rebuild it: {rebuild_command(part)}"
+def other_part(part: Path, path: Path) -> ArtifactError:
+    return ArtifactError(f"{part} is not the part that {path} was made with", part, "damaged")
 
 
 def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,6 @@ from gnnlm.artifact.file_io import telling, write_json
 from gnnlm.artifact.manifest import (
     ERASED,
     MANIFEST,
-    PARTS,
     draft_path,
     erased_files,
     fingerprint,
@@ -88,16 +87,16 @@ def check_ours(folder: Path) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         kind = "a link" if folder.is_symlink() else "a file"
         raise ArtifactError(
-            f"{folder} is {kind}, where gnnlm expects a folder of its own; move it elsewhere, or choose another run "
-            "directory (run: in the config)"
+            f"{folder} is {kind}, where gnnlm expects a folder of its own; move it elsewhere", folder, "no room"
         )
     strange = list(_strangers(folder)) if folder.is_dir() else []
     if strange:
         more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
         raise ArtifactError(
             f"{folder} holds {strange[0]}{more}, which gnnlm has no record of making, so it will not replace the "
-            f"folder; move {strange[0]} elsewhere (or delete {folder}, if nothing in it is yours), or choose another "
-            "run directory (run: in the config)"
+            f"folder; move {strange[0]} elsewhere (or delete {folder}, if nothing in it is yours)",
+            folder,
+            "no room",
         )
 
 
@@ -137,7 +136,7 @@ def damage(path: Path) -> str:
     for name, wanted in named_parts(read_manifest(path)).items():
         part = path.parent / name
         if not any(_is(place, wanted) for place in places(part)):
-            return _own_damage(part) or other_part(part, path)
+            return _own_damage(part) or str(other_part(part, path))
     return ""
 
 
@@ -270,22 +269,22 @@ def _link(source: Path, place: Path) -> None:
             disk.copy(source, place)
 
 
-def remove_other_parts(path: Path, kind: str) -> None:
-    """Remove the parts of a kind that the artifact at `path` does not have, and unfinished ones: what it replaced."""
-    there = {path.parent / name for name in named_parts(read_manifest(path))}
-    for segment in (path.parent / PARTS).glob("*"):
-        part = segment / kind
+def remove_other_parts(path: Path, candidates: Iterable[Path]) -> None:
+    """Remove those of the `candidates` that are no parts of the artifact at `path`, and unfinished builds of all.
+
+    The folders that hold them go too when nothing is left in them.
+    """
+    parts = {path.parent / name for name in named_parts(read_manifest(path))}
+    for part in candidates:
         with suppress(OSError, ArtifactError):  # what is not ours stays
-            for folder in (draft_path(part), old_path(part), *([] if part in there else [part])):
+            for folder in (draft_path(part), old_path(part), *([] if part in parts else [part])):
                 remove_ours(folder)
-            disk.remove_directory(segment)  # if it is empty
-    with suppress(OSError):
-        disk.remove_directory(path.parent / PARTS)
+            disk.remove_directory(part.parent)  # if it is empty
+            disk.remove_directory(part.parent.parent)
 
 
-def bytes_of(path: Path, kind: str = "") -> int:
-    """The size of an artifact and its parts of this kind, unfinished builds included."""
-    places = [path, *(segment / kind for segment in (path.parent / PARTS).glob("*") if kind)]
+def bytes_of(*places: Path) -> int:
+    """Return the size of the artifacts at these places, unfinished builds included."""
     size = 0
     for folder in (folder for place in places for folder in (place, draft_path(place))):
         for file in folder.rglob("*"):

@@ -17,7 +17,6 @@ from gnnlm.artifact import blocks
 from gnnlm.artifact.blocks import Array, Blocks, CheckedArray
 from gnnlm.artifact.manifest import (
     MANIFEST,
-    build_advice,
     erased_files,
     manifest_fingerprint,
     named_parts,
@@ -26,10 +25,8 @@ from gnnlm.artifact.manifest import (
     parse_manifest,
     places,
     read_manifest,
-    rebuild_command,
-    run_of,
 )
-from gnnlm.errors import ArtifactError, LimitError
+from gnnlm.errors import ArtifactError, Fault, LimitError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +83,7 @@ class Artifact:
                 part = cls._opened(place, folder)
                 if part.fingerprint == fingerprint:
                     return part
-                failed.append(ArtifactError(other_part(place, whole)))
+                failed.append(other_part(place, whole))
             except ArtifactError as error:
                 failed.append(error)
         raise failed[-1]
@@ -96,7 +93,7 @@ class Artifact:
         """Open and measure all files; they are verified later. `place`: where they are, if not at `path`."""
         folder = _folder(*([path, old_path(path), path] if place is None else [place]))
         if folder is None:
-            raise ArtifactError(f"{path} does not exist yet; {build_advice(path)}")
+            raise ArtifactError(f"{path} does not exist yet", path, "missing")
         try:
             with _opened(folder, path, MANIFEST) as file:
                 manifest = parse_manifest(file.read(), path)
@@ -129,16 +126,13 @@ class Artifact:
         return int(self.manifest["files"][name]["bytes"]) > blocks.LARGE
 
     def _damaged(self, name: str) -> Callable[[str], ArtifactError]:
-        path, rebuild = self.path / name, rebuild_command(self.path)
-        return lambda what: ArtifactError(f"{path} was edited after it was made ({what}); rebuild it: {rebuild}")
+        file = self.path / name
+        return lambda what: ArtifactError(f"{file} was edited after it was made ({what})", self.path, "damaged")
 
     def _file(self, name: str) -> BinaryIO:
         """An open file, verified at its first use; a large one is left to its blocks."""
         if name not in self._files and name in self.manifest["files"]:
-            raise ArtifactError(
-                f"{self.path / name} was erased (see gnnlm history {run_of(self.path)}); serving does not need it, but "
-                "this does: build another run from the text that is left"
-            )
+            raise ArtifactError(f"{self.path / name} was erased", self.path, "erased")
         if name in self._unverified:
             self._verify(name)
         return self._files[name]
@@ -242,8 +236,8 @@ def _opened(folder: int, path: Path, name: str) -> BinaryIO:
     try:
         return open(name, "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=folder))
     except (FileNotFoundError, IsADirectoryError):
-        advice = build_advice(path) if name == MANIFEST else f"rebuild it: {rebuild_command(path)}"
-        raise ArtifactError(f"{path / name} is missing; {advice}") from None
+        fault: Fault = "missing" if name == MANIFEST else "damaged"
+        raise ArtifactError(f"{path / name} is missing", path, fault) from None
     except OSError as error:
         raise _beyond_limit(path / name, error) from None
 
@@ -259,9 +253,10 @@ def _beyond_limit(path: Path, error: OSError) -> Exception:
 
 
 def _measure(path: Path, file: BinaryIO, entry: dict[str, Any]) -> None:
-    size, rebuild = os.fstat(file.fileno()).st_size, f"rebuild it: {rebuild_command(path.parent)}"
+    size = os.fstat(file.fileno()).st_size
     if size != entry["bytes"]:
-        raise ArtifactError(f"{path} has {size} bytes, but its manifest says {entry['bytes']}; {rebuild}")
+        what = f"{path} has {size} bytes, but its manifest says {entry['bytes']}"
+        raise ArtifactError(what, path.parent, "damaged")
 
 
 def _sha256(file: BinaryIO) -> str:

@@ -20,8 +20,9 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.artifact import PARTS, Artifact, Draft, Files, files_of, joined
+from gnnlm.artifact import Artifact, Draft, Files, files_of, joined
 from gnnlm.errors import CorpusError
+from gnnlm.layout import SEGMENTS
 
 END = -1
 TEXT = "text"  # the part of a segment that holds its documents
@@ -173,7 +174,7 @@ def part_name(number: int, kind: str) -> str:
     >>> part_name(3, "states")
     'segments/0003/states'
     """
-    return f"{PARTS}/{number:04d}/{kind}"
+    return f"{SEGMENTS}/{number:04d}/{kind}"
 
 
 class Listed(Sequence[dict[str, str]], ABC):

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gnnlm.artifact import ADDED, PARTS, REFITTED, fingerprint
+from gnnlm.artifact import fingerprint
 from gnnlm.artifact.manifest import unsealed
 from gnnlm.errors import ArtifactError
+from gnnlm.layout import ADDED, REFITTED, SEGMENTS
 
 FORMAT = 1
 
@@ -224,7 +225,7 @@ def _is_segment(each: object) -> bool:
     places, unseen = each.get("places", {}), each.get("unseen", [])
     return (
         len(place.parts) == 2
-        and place.parts[0] in (PARTS, ADDED)
+        and place.parts[0] in (SEGMENTS, ADDED)
         and place.parts[1] != ".."
         and _all(each["parts"].values(), str)
         and all(isinstance(numbers, list) for numbers in tags)

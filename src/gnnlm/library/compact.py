@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gnnlm.artifact import ADDED, Artifact
+from gnnlm.artifact import Artifact
 from gnnlm.corpus.stream import TextWriter
 from gnnlm.generation import Generation, Segment
 from gnnlm.generation.current import generation_file
+from gnnlm.layout import ADDED
 from gnnlm.library.catalogue import text_of
 from gnnlm.library.ingest import NewTexts
 from gnnlm.library.segment_builder import Copied, SegmentMaker

@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnlm.artifact import ADDED, PARTS, REFITTED, disk, write_json
+from gnnlm.artifact import disk, write_json
 from gnnlm.artifact.manifest import ERASED, MANIFEST, erased_files, places, read_manifest
 from gnnlm.artifact.ownership import remove_ours
 from gnnlm.corpus.stream import TEXT
 from gnnlm.corpus.text_files import cited
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Generation, Lease, leases_of
+from gnnlm.layout import ADDED, REFITTED, SEGMENTS
 from gnnlm.library.erase_scan import Probes
 from gnnlm.run import Run
 from gnnlm.run.leftovers import needed_paths
@@ -60,7 +61,7 @@ def _needed(root: Path, now: Generation) -> dict[Path, set[str]]:
 def _remove_refits(root: Path, needed: Mapping[Path, Collection[str]], keep: Path | None = None) -> None:
     """Remove what was refitted and is not needed, but for the folder `keep`."""
     refits = [folder for folder in sorted((root / REFITTED).glob("*")) if folder != keep]
-    parts = [segment for folder in refits for segment in sorted((folder / PARTS).glob("*"))]
+    parts = [segment for folder in refits for segment in sorted((folder / SEGMENTS).glob("*"))]
     for folder in (*parts, *refits):
         _remove_parts(folder, needed.get(folder, ()))
     _remove_empty(root / REFITTED)
@@ -74,11 +75,11 @@ def _remove_parts(folder: Path, kept: Collection[str] = ()) -> None:
     if not folder.is_dir():
         return
     found = {path.name.removeprefix(".").removesuffix(".partial").removesuffix(".old") for path in folder.iterdir()}
-    for kind in sorted(found - {PARTS, *kept}, key=lambda kind: (kind == TEXT, kind)):
+    for kind in sorted(found - {SEGMENTS, *kept}, key=lambda kind: (kind == TEXT, kind)):
         for place in places(folder / kind):
             with suppress(OSError, ArtifactError):
                 remove_ours(place)
-    _remove_empty(folder / PARTS)
+    _remove_empty(folder / SEGMENTS)
     _remove_empty(folder)
 
 
@@ -97,7 +98,7 @@ def erase_unreferenced(run: Run, now: Generation, wait: float) -> Erasure:
     root = run.root
     _wait_for_readers(root, now, wait)
     needed = {segment.name for segment in now.segments}
-    doomed = [path for kind in (PARTS, ADDED) for path in sorted((root / kind).glob("*/")) if path.is_dir()]
+    doomed = [path for kind in (SEGMENTS, ADDED) for path in sorted((root / kind).glob("*/")) if path.is_dir()]
     doomed = [path for path in doomed if str(path.relative_to(root)) not in needed and _is_there(path)]
     probes = Probes.of(run, doomed, now)
     linked = sum(1 for path in doomed for file in _files(path) if file.stat().st_nlink > 1)

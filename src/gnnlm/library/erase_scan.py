@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gnnlm.artifact import ADDED, PARTS, Artifact, Files
+from gnnlm.artifact import Artifact, Files
 from gnnlm.corpus.stream import TEXT, Stream
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Generation, generations_of
+from gnnlm.layout import ADDED, SEGMENTS
 from gnnlm.library.catalogue import text_of
 from gnnlm.run import Run
 
@@ -23,7 +24,7 @@ ROWS = 64  # of each document whose states are looked for
 LEAST_ROW = 16  # bytes of a row of states that tell it from any other
 SCANNED = 2**37  # bytes that are looked at in all: pieces times the size of the run
 FEWEST, MOST = 32, 4096  # pieces
-KINDS, FOLDERS = ("states", "codes", "cache"), (PARTS, ADDED)  # parts with rows, and where segments lie
+KINDS, FOLDERS = ("states", "codes", "cache"), (SEGMENTS, ADDED)  # parts with rows, and where segments lie
 
 
 @dataclass(frozen=True)

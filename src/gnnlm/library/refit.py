@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gnnlm.artifact import REFITTED, Artifact, Draft, read_manifest, state_of
+from gnnlm.artifact import Artifact, Draft, read_manifest, state_of
 from gnnlm.artifact.ownership import settle
 from gnnlm.errors import ArtifactError, ConfigError, VersionError
 from gnnlm.generation import Generation, Refitted, Segment
+from gnnlm.layout import REFITTED
 from gnnlm.progress import say
 from gnnlm.retrieval.auto_index import choose_index
 from gnnlm.run import Run

@@ -8,12 +8,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
-from gnnlm.artifact import ADDED, Artifact
+from gnnlm.artifact import Artifact
 from gnnlm.corpus.sources import Document
 from gnnlm.corpus.stream import TEXT, Stream, TextWriter, TokenizedDocument
 from gnnlm.errors import ArtifactError, ConfigError, CorpusError, VersionError
 from gnnlm.generation import Generation, Refitted, Segment, commit
 from gnnlm.generation.current import generation_file
+from gnnlm.layout import ADDED
 from gnnlm.library.catalogue import Catalogue, Place, name_digest, text_of
 from gnnlm.library.erase import remove_unreferenced
 from gnnlm.library.ingest import NewTexts

@@ -1,5 +1,6 @@
 """A run: a config, its directory, which of its stages are done, and the parts they produced."""
 
+from gnnlm.run import advice as advice  # sets what errors of artifacts advise
 from gnnlm.run.run import Run
 
 __all__ = ["Run"]

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import PARTS, Artifact, files_of
+from gnnlm.artifact import Artifact, files_of
 from gnnlm.errors import ArtifactError, GnnlmError, LimitError
 from gnnlm.generation import Generation, pinned
 from gnnlm.generation.current import CURRENT
+from gnnlm.layout import SEGMENTS
 from gnnlm.progress import Track, say
 from gnnlm.retrieval.index import Rows, key_file, keys_of, live_rows
 from gnnlm.retrieval.index_recall import RECALL_KS, nearest, recall_of_index
@@ -151,7 +152,7 @@ def _hash_served(run: Run, served: Generation, problems: list[str]) -> None:
     parts = {segment.path_of(kind): found for segment in served.segments for kind, found in segment.parts.items()}
     own = {made.path: made.fingerprint for made in served.refitted.values()}
     for path, found in {**parts, **own}.items():
-        if path.startswith(f"{PARTS}/"):
+        if path.startswith(f"{SEGMENTS}/"):
             continue
         try:
             Artifact.open_part(run.root / path, found, run.root / CURRENT).verify(trust=False)

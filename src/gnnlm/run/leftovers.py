@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from gnnlm.artifact import ADDED, Artifact
+from gnnlm.artifact import Artifact
 from gnnlm.artifact.manifest import ERASED, MANIFEST, erased_files
 from gnnlm.corpus.stream import TEXT
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Generation, leases_of, read_generation
+from gnnlm.layout import ADDED
 
 
 def erased_segments(built: Iterable[Artifact]) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnlm.artifact import PARTS, Artifact, Draft, State, bytes_of, differences, plain, read_manifest, state_of
+from gnnlm.artifact import Artifact, Draft, State, bytes_of, differences, plain, read_manifest, state_of
 from gnnlm.artifact import manifest_fingerprint as fingerprint_of
 from gnnlm.artifact.ownership import check_place, damage, link_artifact, remove_other_parts, settle
 from gnnlm.config import SCRATCH, Config
@@ -23,6 +23,7 @@ from gnnlm.config.save import save_config
 from gnnlm.engine import HERE, Engine, Spread
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.generation import commit, current_number, read_current
+from gnnlm.layout import SEGMENTS
 from gnnlm.progress import log_to, say
 from gnnlm.run.inputs import OWN_INPUTS
 from gnnlm.run.lock import is_locked, locked
@@ -108,7 +109,11 @@ class Run:
 
     def bytes_of(self, name: str) -> int:
         """The size of a stage's artifact with its parts, unfinished builds included."""
-        return bytes_of(self.path(name), STAGES[name].part)
+        return bytes_of(self.path(name), *self._parts_of(STAGES[name]))
+
+    def _parts_of(self, stage: Stage) -> list[Path]:
+        """Where the parts of a stage's artifact may lie."""
+        return [segment / stage.part for segment in (self.root / SEGMENTS).glob("*") if stage.part]
 
     def artifact(self, name: str) -> Artifact:
         """Open the complete, verified and current artifact of a stage, and everything that it depends on.
@@ -198,8 +203,7 @@ class Run:
                     say(f"{name}: resuming where it was interrupted")
                 with self._with_others(stage):
                     made = stage.build(self, draft)
-            if stage.part:
-                remove_other_parts(made.path, stage.part)
+            remove_other_parts(made.path, self._parts_of(stage))
         self._forget_from(name)
         self._open[name] = made
         return made
@@ -336,7 +340,7 @@ class Run:
         now = read_current(self.root)
         if now is None:
             return
-        for name in sorted(name for name in now.paths if not name.startswith(f"{PARTS}/")):
+        for name in sorted(name for name in now.paths if not name.startswith(f"{SEGMENTS}/")):
             link_artifact(self.root / name, root / name, parts=False)
         commit(root, now)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from gnnlm.artifact import PARTS, Artifact
+from gnnlm.artifact import Artifact
 from gnnlm.artifact.manifest import erased_files
 from gnnlm.corpus.stream import SPLITS
 from gnnlm.datastore.codec import open_codec
@@ -21,6 +21,7 @@ from gnnlm.errors import ArtifactError
 from gnnlm.generation import Generation, Segment
 from gnnlm.generation.current import FOLDER
 from gnnlm.gnn.model import GnnModel
+from gnnlm.layout import SEGMENTS
 from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.head import Head
 from gnnlm.retrieval.index import Ids, Index, open_index
@@ -221,7 +222,7 @@ class Serving(Parts):
         held = self.served.segments
         names = [segment.path_of(kind) for segment in held for kind in kinds if kind in segment.parts]
         own = [made.path for name, made in self.served.refitted.items() if name == "index"]
-        more = [name for name in (*own, *names) if not name.startswith(f"{PARTS}/")]
+        more = [name for name in (*own, *names) if not name.startswith(f"{SEGMENTS}/")]
         return Place(place.root, (*place.needs, f"{FOLDER}/{self.generation}.json", *more))
 
 

@@ -12,10 +12,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnlm.artifact import PARTS, draft_path, files_of, joined
+from gnnlm.artifact import draft_path, files_of, joined
 from gnnlm.config import load_config
 from gnnlm.engine import MISSING, Place, Work
 from gnnlm.errors import ModelError
+from gnnlm.layout import SEGMENTS
 
 if TYPE_CHECKING:
     from gnnlm.retrieval.segmented import SegmentedIndex
@@ -37,7 +38,7 @@ def place_of(run: Run, stage: str) -> Place:
     before = ancestors(run, stage)
     kinds = [kind for name in before if (kind := run.stages[name].part)]
     paths = [run.path(name) for name in before]
-    paths += [path for kind in kinds for path in sorted(run.root.glob(f"{PARTS}/*/{kind}"))]
+    paths += [path for kind in kinds for path in sorted(run.root.glob(f"{SEGMENTS}/*/{kind}"))]
     names = (str(path.relative_to(run.root)) for path in paths)
     return Place(run.root.absolute(), ("config.yaml", "config.json", *names))
 
