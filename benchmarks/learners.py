@@ -19,7 +19,7 @@ from common import Clock, Took
 
 from gnnlm.book import book_of
 from gnnlm.corpus.windows import Window
-from gnnlm.datastore.encode import Job, encode_jobs
+from gnnlm.datastore.encode import EncodingWindow, encode_windows
 from gnnlm.errors import ModelError
 from gnnlm.evaluate.context_retrieval import Setting, passage_jobs
 from gnnlm.library.library import Library
@@ -266,8 +266,8 @@ def read_with(lm: BaseLM, probes: Sequence[Probe], batch_tokens: int) -> list[Re
     for probe in probes:
         first, count = len(probe.before), len(probe.wanted)
         tokens = np.array([lm.start_token, *probe.before, *probe.wanted[:-1]])
-        jobs.append(Job(Window(0, first + count - 1, first), tokens, np.arange(first, first + count)))
-    states_ND = torch.from_numpy(encode_jobs(lm, jobs, batch_tokens, "state").states)
+        jobs.append(EncodingWindow(Window(0, first + count - 1, first), tokens, np.arange(first, first + count)))
+    states_ND = torch.from_numpy(encode_windows(lm, jobs, batch_tokens, "state").states)
     found, at = [], 0
     for probe in probes:
         wanted_n = torch.tensor(probe.wanted)

@@ -29,7 +29,7 @@ from large import grow, opening
 
 from gnnlm.book import book_of
 from gnnlm.config import load_config
-from gnnlm.datastore.encode import encode_jobs, plan_jobs
+from gnnlm.datastore.encode import encode_windows, text_windows
 from gnnlm.generation import read_current
 from gnnlm.library.library import Library
 from gnnlm.retrieval.index import Index, keys_of
@@ -83,10 +83,10 @@ def _adding(run: Run, library: Library, texts: dict[str, str]) -> list[dict[str,
     book = book_of(run)
     lm, config = run.parts.lm, run.config
     ids = [np.array(lm.tokenize(text)[0]) for text in texts.values()]
-    jobs = [job for one in ids for job in plan_jobs(one, np.arange(len(one) + 1), lm, config.lm)]
+    jobs = [job for one in ids for job in text_windows(one, np.arange(len(one) + 1), lm, config.lm)]
 
     def encode() -> None:
-        encode_jobs(lm, jobs, config.lm.batch_tokens, config.store.key)
+        encode_windows(lm, jobs, config.lm.batch_tokens, config.store.key)
 
     name = max(texts, key=lambda name: len(texts[name]))
     prompt = texts[name][: len(texts[name]) // 2][-400:]

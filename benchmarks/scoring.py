@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from common import arguments, open_run, report
 
-from gnnlm.datastore.encode import encode_jobs, plan_jobs, round_states
+from gnnlm.datastore.encode import encode_windows, round_states, text_windows
 from gnnlm.datastore.store import Segment, Store
 from gnnlm.predict.predictor import Predictor
 from gnnlm.predict.split_scoring import SearchedText
@@ -43,11 +43,11 @@ class Scorer:
         self.jobs = []
         for start, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
             document = self.tokens[start : end - 1].numpy()
-            self.jobs += plan_jobs(document, np.arange(end - start), self.lm, self.config.lm)
+            self.jobs += text_windows(document, np.arange(end - start), self.lm, self.config.lm)
         self.index, self.table = self.parts.index, self.parts.searched("test").table
 
     def encoded(self, batch: int) -> Store:
-        states = round_states(encode_jobs(self.lm, self.jobs, batch, "state").states, self.config.store.dtype)
+        states = round_states(encode_windows(self.lm, self.jobs, batch, "state").states, self.config.store.dtype)
         return Store([Segment(torch.from_numpy(states), self.tokens, self.starts)])
 
     @torch.inference_mode()

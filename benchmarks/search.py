@@ -40,7 +40,7 @@ from gnnlm.datastore.store import read_rows
 from gnnlm.errors import ConfigError
 from gnnlm.retrieval.auto_index import BESIDE_A_CODE, resolved
 from gnnlm.retrieval.exact import ExactIndex
-from gnnlm.retrieval.faiss_build import fill_with, train_index
+from gnnlm.retrieval.faiss_build import fill_index, train_index
 from gnnlm.retrieval.faiss_index import open_faiss_index
 from gnnlm.retrieval.index import Index, Rows, keys_of
 from gnnlm.retrieval.index_recall import nearest, recall_from
@@ -138,7 +138,7 @@ def build(given: dict[str, Any]) -> dict[str, Any]:
     began = clock()
     trained = path.with_suffix(".trained")
     faiss.write_index(train_index(keys, rows, config, SEED), str(trained))
-    fill_with(trained, keys, rows, config.metric, path)
+    fill_index(trained, keys, rows, config.metric, path)
     trained.unlink()
     return {"build_seconds": clock() - began, "bytes_per_vector": path.stat().st_size / len(keys)}
 

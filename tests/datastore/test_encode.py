@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gnnlm.config import LMConfig
 from gnnlm.corpus.windows import plan_windows
-from gnnlm.datastore.encode import encode_jobs, encode_tokens, plan_jobs, round_states
+from gnnlm.datastore.encode import encode_tokens, encode_windows, round_states, text_windows
 from gnnlm.errors import ModelError
 from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.load_lm import load_lm
@@ -79,7 +79,7 @@ def test_a_continuous_text_is_read_across_documents(lengths: list[int], window: 
     tokens = (np.arange(sum(lengths)) * 7) % 11
     places = np.concatenate([np.arange(n + 1) + o for n, o in zip(lengths, np.cumsum([0, *lengths]), strict=False)])
     config = LMConfig(window=window, context=context, whole_lines=lines, continuous=True, batch_tokens=64)
-    got = encode_jobs(Counting(), list(plan_jobs(tokens, places, Counting(), config)), 64, "state").states
+    got = encode_windows(Counting(), list(text_windows(tokens, places, Counting(), config)), 64, "state").states
     assert len(got) == len(tokens) + len(lengths)
     for place, (read, last) in zip(places, got.tolist(), strict=True):
         assert last == (tokens[place - 1] if place else 0)  # it has just read the token before it

@@ -15,7 +15,7 @@ import torch
 
 from gnnlm.artifact import read_manifest
 from gnnlm.config import Config, parse_config
-from gnnlm.datastore.encode import encode_jobs, texts_of
+from gnnlm.datastore.encode import encode_windows, texts_of
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.evaluate import context_retrieval as module
 from gnnlm.evaluate.context_retrieval import (
@@ -85,7 +85,7 @@ def states(tiny_run: Run) -> Callable[..., np.ndarray]:
         places = np.arange(len(tokens) + 1)
         jobs = list(passage_jobs(tokens, places, index, setting, lm.start_token, WINDOW))
         assert max(len(job.tokens) for job in jobs) <= WINDOW
-        return encode_jobs(lm, jobs, 256, "state").states
+        return encode_windows(lm, jobs, 256, "state").states
 
     return read
 
@@ -179,7 +179,7 @@ def test_the_artifact(compared: Run) -> None:
     reader = module.PassageReader(None, compared.parts.lm, compared.parts.streams["train"], compared.config)  # type: ignore[arg-type]
     jobs = list(reader.jobs(stream, facts["positions"]["test"], setting))
     assert facts["tokens_read"] == sum(len(job.tokens) for job in jobs) / facts["positions"]["test"] > 2
-    expected = encode_jobs(compared.parts.lm, jobs, 256, "state").states
+    expected = encode_windows(compared.parts.lm, jobs, 256, "state").states
     np.testing.assert_allclose(made.array("test.states.npy"), expected, rtol=5e-3, atol=5e-3)
     head, valid = compared.parts.head, compared.parts.streams["valid"]
     states = torch.from_numpy(np.array(made.array(f"{facts['valid']}.states.npy"))).float()
@@ -279,7 +279,7 @@ def test_an_interrupted_build_ends_in_the_same_bytes(
     root = Path(shutil.copytree(compared.root, tmp_path / "run"))
     run, calls = Run(with_passages(compared.config, root)), 0
     shutil.rmtree(root / "passages")
-    real = encode_jobs
+    real = encode_windows
 
     def interrupted(*arguments: Any) -> Any:
         nonlocal calls
@@ -288,7 +288,7 @@ def test_an_interrupted_build_ends_in_the_same_bytes(
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(module, "encode_jobs", interrupted)
+    monkeypatch.setattr(module, "encode_windows", interrupted)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             run.build("passages")

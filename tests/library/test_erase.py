@@ -133,7 +133,7 @@ def test_compaction_copies_and_changes_no_answer(indexed: Run, tmp_path: Path, m
     scores, near = before.score(text), before.neighbors(text, k=6)
     listed = [(entry.name, entry.tokens, entry.tags) for entry in library.documents()]
     count = len(library.history()[-1].segments)
-    monkeypatch.setattr("gnnlm.datastore.encode.encode_jobs", None)  # nothing is encoded again
+    monkeypatch.setattr("gnnlm.datastore.encode.encode_windows", None)  # nothing is encoded again
     change = library.compact()
     assert change.rows == len(before.model.index)
     assert len(library.history()[-1].segments) < count

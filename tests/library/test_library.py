@@ -136,12 +136,12 @@ def test_added_documents_predict_as_if_they_had_been_built(
         built.build("index")
         index = built.parts.index
     else:  # the same trained quantizer, filled with all rows
-        from gnnlm.retrieval.faiss_build import TRAINED, fill_with
+        from gnnlm.retrieval.faiss_build import TRAINED, fill_index
         from gnnlm.retrieval.faiss_index import open_faiss_index
         from gnnlm.retrieval.index import Rows, keys_of
 
         path, keys = tmp_path / "index.faiss", np.asarray(keys_of(encoded, "train"))
-        fill_with(small.path("index") / TRAINED, keys, Rows.of(stream), "cosine", path)
+        fill_index(small.path("index") / TRAINED, keys, Rows.of(stream), "cosine", path)
         index = open_faiss_index(path, keys, Rows.of(stream), "cosine", small.config.index.probes)
     store = built.parts.encoded["train"]
     if not exact:

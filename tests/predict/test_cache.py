@@ -18,9 +18,12 @@ from gnnlm.datastore.tables import JoinedTable
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.batch import Context, Graph
+from gnnlm.predict import cache_form
 from gnnlm.predict import window_cache as module
+from gnnlm.predict.cache_form import Trial
+from gnnlm.predict.cache_stage import build_cache
 from gnnlm.predict.graphs import GraphBuilder
-from gnnlm.predict.window_cache import Trial, WindowCache, build_cache, open_cache, table_shapes
+from gnnlm.predict.window_cache import WindowCache, open_cache, table_shapes
 from gnnlm.retrieval.neighbours import Neighbours
 from tests.gnn.test_layer import CASES, EMBEDDINGS, make_model
 from tests.reference.layer import run_model
@@ -221,7 +224,7 @@ def test_auto_stays_within_its_limit(tmp_path: Path) -> None:
 def test_auto_takes_the_smallest_of_the_fast(
     seconds: dict[str, float], chosen: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "_seconds", lambda work: {name: seconds[name] for name in work})
+    monkeypatch.setattr(cache_form, "_seconds", lambda work: {name: seconds[name] for name in work})
     model, data = make_model(CASES["paper"]).float(), source()
     with Draft(tmp_path / "auto", "cache", {}) as draft:
         made = build(draft, model, data, CacheConfig())
@@ -248,8 +251,8 @@ class Machine:
 @pytest.mark.parametrize(("scale", "rounds"), [(1e-3, 21), (0.2, 6), (5.0, 4)])
 def test_forms_are_timed_in_turns_for_long_enough(scale: float, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
-    monkeypatch.setattr(module, "time", machine)
-    found = module._seconds({"a": machine.job(scale), "b": machine.job(1.2 * scale)})
+    monkeypatch.setattr(cache_form, "time", machine)
+    found = cache_form._seconds({"a": machine.job(scale), "b": machine.job(1.2 * scale)})
     assert machine.count == 2 * rounds
     assert found == {"a": pytest.approx(scale), "b": pytest.approx(1.2 * scale)}
 

@@ -19,7 +19,7 @@ from gnnlm.retrieval import auto_index, faiss_build
 from gnnlm.retrieval import exact as exact_module
 from gnnlm.retrieval import faiss_index as module
 from gnnlm.retrieval.exact import ExactIndex
-from gnnlm.retrieval.faiss_build import check_index, fill_with, train_index, training_rows
+from gnnlm.retrieval.faiss_build import check_index, fill_index, train_index, training_rows
 from gnnlm.retrieval.faiss_index import FaissIndex
 from gnnlm.retrieval.index import Allowed, Index, Rows, build_index, keys_of, open_index
 from gnnlm.retrieval.search import LeakageRule, Queries
@@ -40,7 +40,7 @@ def make_index(tmp_path: Path, states: Any, config: IndexConfig, positions: Any 
 def faiss_over(tmp_path: Path, keys: Any, rows: Rows, config: IndexConfig) -> FaissIndex:
     trained, filled = tmp_path / "trained.faiss", tmp_path / "index.faiss"
     faiss.write_index(train_index(keys, rows, config, seed=0), str(trained))
-    fill_with(trained, keys, rows, config.metric, filled)
+    fill_index(trained, keys, rows, config.metric, filled)
     return module.open_faiss_index(filled, keys, rows, config.metric, probes=10_000)
 
 

@@ -1,4 +1,4 @@
-"""Documents that are held in memory, laid end to end as those of a split are."""
+"""A token stream in memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.corpus.stream import END, LaidOut, TokenizedDocument
+from gnnlm.corpus.stream import END, TokenizedDocument, TokenStream
 
 
-class HeldText(LaidOut):
+class MemoryStream(TokenStream):
     """Tokens, texts and offsets of a few documents.
 
-    >>> held = HeldText([TokenizedDocument("a", "xyz", [7, 8], [0, 2])])
-    >>> held.tokens.tolist(), held.passage(1, 1, 1)
+    >>> text = MemoryStream([TokenizedDocument("a", "xyz", [7, 8], [0, 2])])
+    >>> text.tokens.tolist(), text.passage(1, 1, 1)
     ([7, 8, -1], Passage(document='a', before='xy', token='z', after=''))
     """
 
@@ -27,10 +27,11 @@ class HeldText(LaidOut):
         )
         sizes = [len(document.tokens) + 1 for document in documents]
         self.starts = np.cumsum([0, *sizes], dtype=np.int64)
+        self.bases = self.starts[[0, -1]]
 
-    def __len__(self) -> int:
-        """The number of positions."""
-        return len(self.tokens)
+    @property
+    def segments(self) -> tuple[MemoryStream]:
+        return (self,)
 
     @cached_property
     def names(self) -> list[str]:

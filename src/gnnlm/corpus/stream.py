@@ -229,10 +229,17 @@ class JoinedDocuments(Listed):
         return self._parts[part][place - int(self._bases[part])]
 
 
-class LaidOut(ABC):
-    """Documents laid end to end, as readable text by position: where they begin, their names, texts and offsets."""
+class TokenStream(ABC):
+    """Documents laid end to end: their tokens, and by position their names, texts and offsets."""
 
+    tokens: npt.NDArray[Any]
     starts: npt.NDArray[np.int64]  # of each document, and the end
+    bases: npt.NDArray[np.int64]  # of each segment, and the end
+
+    @property
+    @abstractmethod
+    def segments(self) -> Sequence[TokenStream]:
+        """Each segment as a stream of its own; a stream of one segment is that segment."""
 
     @property
     @abstractmethod
@@ -247,6 +254,29 @@ class LaidOut(ABC):
     @abstractmethod
     def offsets(self) -> npt.NDArray[Any]:
         """The character at which each position's token begins; past a document's last token, the text's length."""
+
+    def __len__(self) -> int:
+        """The number of positions."""
+        return len(self.tokens)
+
+    @property
+    def token_count(self) -> int:
+        """The number of tokens, without the position at the end of each document."""
+        return len(self.tokens) - (len(self.starts) - 1)
+
+    def text(self, dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
+        """All tokens, one document after another; `None` leaves them in the type they are stored in."""
+        tokens = np.asarray(self.tokens, dtype=dtype)
+        text: npt.NDArray[Any] = tokens[tokens != END]
+        return text
+
+    def places(self, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:
+        """The offset of each position when all documents are read as one text, without the ends of documents.
+
+        Of the positions from `first` on, before `last`.
+        """
+        positions = np.arange(first, len(self) if last is None else last)
+        return positions - self.document_of(positions)
 
     def document_of(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The number of the document of each position."""
@@ -288,7 +318,7 @@ class LaidOut(ABC):
         return self.documents[number]["text"][self.offsets[first] : self.offsets[last]]
 
 
-class Stream(LaidOut):
+class Stream(TokenStream):
     """Documents laid end to end: a split of a corpus, read through all its segments."""
 
     def __init__(self, corpus: Artifact, split: str, texts: Sequence[Files] | None = None) -> None:
@@ -331,28 +361,6 @@ class Stream(LaidOut):
     def names(self) -> list[str]:
         """The name of each document, read without the texts."""
         return [name for text in self._texts for name in json.loads(text.artifact.text(f"{text.prefix}names.json"))]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def token_count(self) -> int:
-        """The number of tokens, without the position at the end of each document."""
-        return len(self.tokens) - (len(self.starts) - 1)
-
-    def text(self, dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
-        """All tokens, one document after another; `None` leaves them in the type they are stored in."""
-        tokens = np.asarray(self.tokens, dtype=dtype)
-        text: npt.NDArray[Any] = tokens[tokens != END]
-        return text
-
-    def places(self, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:
-        """The offset of each position when all documents are read as one text, without the ends of documents.
-
-        Of the positions from `first` on, before `last`.
-        """
-        positions = np.arange(first, len(self) if last is None else last)
-        return positions - self.document_of(positions)
 
     def tokenized(self, number: int) -> TokenizedDocument:
         """A document as it was tokenized."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,10 @@ from gnnlm.artifact import (
 from gnnlm.config import CodecConfig
 from gnnlm.corpus.stream import part_name
 from gnnlm.datastore.quantize import CodedTable, Quantizer, train_quantizer
+from gnnlm.datastore.row_shards import Arrays, Layout, RowShards, ShardTasks, shards_of_rows, work_of
 from gnnlm.datastore.store import mapped
-from gnnlm.engine import Spread, Task, here, load_arrays, save_arrays
-from gnnlm.progress import Track, numbered, say
+from gnnlm.engine import Spread, Task, Work, here
+from gnnlm.progress import numbered, say
 
 CODES, QUANTIZER = "codes", "quantizer.safetensors"
 SHARD = 65_536
@@ -52,9 +54,15 @@ def build_codec(draft: Draft, encoded: Artifact, config: CodecConfig, seed: int,
     sizes = [len(array) * config.bytes for array in arrays]
     draft.require_space(dict(zip(names, zip(inputs, sizes, strict=True), strict=True)), 0, "the codes")
     reads = (f"{draft.folder.name}/{QUANTIZER}",)
-    for number in range(len(segments)):
-        write = partial(write_codes, segments=arrays, segment=number, quantizer=quantizer, spread=spread, reads=reads)
-        draft.part(names[number], inputs[number], write)
+
+    def code(part: Draft, number: int) -> dict[str, Any]:
+        codes = SegmentCodes(quantizer, arrays[number])
+        label = numbered("codec", number, len(segments))
+        codes.write(part, label, "states", tasks=ShardTasks(spread, "codes", {"segment": number}, reads))
+        return {"positions": codes.rows}
+
+    for number, name in enumerate(names):
+        draft.part(name, inputs[number], partial(code, number=number))
     return draft.finish(_coded_facts(quantizer, states, seed))
 
 
@@ -71,7 +79,7 @@ def code_states(draft: Draft, states: Array, config: CodecConfig, seed: int) -> 
     if config.kind == "fp16":
         return _plain_facts(states)
     quantizer = _learned_in(draft, states, config, seed, here)
-    write_codes(draft, [states], 0, quantizer)
+    SegmentCodes(quantizer, states).write(draft, "codec", "states")
     return _coded_facts(quantizer, states, seed)
 
 
@@ -99,33 +107,28 @@ def learn_quantizer(states: Array, config: CodecConfig, seed: int, path: Path) -
         save_file(quantizer.tensors(), path)
 
 
-def write_codes(
-    draft: Draft,
-    segments: Sequence[Array],
-    segment: int,
-    quantizer: Quantizer,
-    spread: Spread = here,
-    reads: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """Write the codes of the states of a segment; resumes after the last complete shard."""
-    rows = len(segments[segment])
-    codes = draft.writer("codes.npy", (rows, quantizer.bytes), np.uint8)
-    tasks = [
-        Task("codes", f"codes.{start:010d}", {"segment": segment, "start": start}, reads)
-        for start in range(codes.rows, rows, SHARD)
-    ]
-    with Track(numbered("codec", segment, len(segments)), rows, "states", codes.rows) as track:
-        for path in spread(draft.shards, partial(code_shard, segments, quantizer), tasks):
-            made = load_arrays(path)["codes"]
-            codes.append(made)
-            draft.commit()
-            track.advance(len(made))
-    return {"positions": rows}
+@dataclass(frozen=True)
+class SegmentCodes(RowShards):
+    """The codes of a segment's states."""
+
+    quantizer: Quantizer
+    states: Array
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        return {"codes": Layout((len(self.states), self.quantizer.bytes), np.uint8)}
+
+    @property
+    def ends(self) -> list[int]:
+        return shards_of_rows(len(self.states), SHARD)
+
+    def make(self, shard: int) -> Arrays:
+        return {"codes": self.quantizer.encode(self.states[shard * SHARD : (shard + 1) * SHARD])}
 
 
-def code_shard(segments: Sequence[Array], quantizer: Quantizer, segment: int, start: int, path: Path) -> None:
-    """Write the codes of one shard of a segment's states."""
-    save_arrays(path, {"codes": quantizer.encode(segments[segment][start : start + SHARD])})
+def codes_work(quantizer: Quantizer, segments: Sequence[Array]) -> Work:
+    """The work of the tasks that code the states of some segments."""
+    return work_of(lambda segment: SegmentCodes(quantizer, segments[segment]))
 
 
 def open_codec(artifact: Artifact, device: str = "cpu") -> list[CodedTable] | None:

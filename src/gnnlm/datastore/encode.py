@@ -7,10 +7,9 @@ alone, so a resumed build produces the same bytes, and so does another run with 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +18,13 @@ import torch
 
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import LMConfig, StoreConfig
-from gnnlm.corpus.stream import Stream, part_name
+from gnnlm.corpus.stream import Stream, TokenStream, part_name
 from gnnlm.corpus.windows import Window, plan_windows
-from gnnlm.engine import Spread, Task, here, load_arrays, save_arrays
+from gnnlm.datastore.row_shards import Arrays, Layout, RowShards, ShardTasks, work_of
+from gnnlm.engine import Spread, Work, here
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.base_lm import BaseLM
-from gnnlm.progress import Track, numbered, warn
+from gnnlm.progress import numbered, warn
 
 Tokens = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -33,8 +33,8 @@ DTYPES = {"fp16": np.float16, "fp32": np.float32}
 
 
 @dataclass(frozen=True)
-class Job:
-    """A window: the tokens it reads, and which of its states are kept, in the order of positions."""
+class EncodingWindow:
+    """The tokens that the LM reads at once, and which of their states are kept, in the order of positions."""
 
     window: Window
     tokens: Tokens
@@ -50,34 +50,34 @@ class Encoded(NamedTuple):
 
 def encode_tokens(lm: BaseLM, tokens: Tokens, config: LMConfig, key: str = "state") -> Encoded:
     """The len(tokens) + 1 states of one document, [T + 1, D]."""
-    jobs = list(plan_jobs(tokens, np.arange(len(tokens) + 1), lm, config))
-    return encode_jobs(lm, jobs, config.batch_tokens, key)
+    windows = list(text_windows(tokens, np.arange(len(tokens) + 1), lm, config))
+    return encode_windows(lm, windows, config.batch_tokens, key)
 
 
-def encode_jobs(lm: BaseLM, jobs: list[Job], batch_tokens: int, key: str) -> Encoded:
-    """The kept states of all jobs, in order; windows of similar length are batched, padded on the right."""
-    ends = np.cumsum([len(job.kept) for job in jobs])
+def encode_windows(lm: BaseLM, windows: Sequence[EncodingWindow], batch_tokens: int, key: str) -> Encoded:
+    """The kept states of all windows, in order; windows of similar length are batched, padded on the right."""
+    ends = np.cumsum([len(window.kept) for window in windows])
     made: list[Floats] = []
-    by_length = sorted(range(len(jobs)), key=lambda i: (-len(jobs[i].tokens), i))
+    by_length = sorted(range(len(windows)), key=lambda i: (-len(windows[i].tokens), i))
     while by_length:
-        longest = len(jobs[by_length[0]].tokens)
+        longest = len(windows[by_length[0]].tokens)
         count = max(1, batch_tokens // longest)
         batch, by_length = by_length[:count], by_length[count:]
         tokens_BT = torch.full((len(batch), longest), lm.start_token, dtype=torch.long)
         for line, number in enumerate(batch):
-            tokens_BT[line, : len(jobs[number].tokens)] = torch.from_numpy(jobs[number].tokens)
+            tokens_BT[line, : len(windows[number].tokens)] = torch.from_numpy(windows[number].tokens)
         parts = (lm.encode(tokens_BT),) if key == "state" else lm.encode_keys(tokens_BT)
         if not made:
             made = [np.empty((int(ends[-1]), part.shape[-1]), dtype=np.float32) for part in parts]
         for whole, part_BTD in zip(made, parts, strict=True):
             part = part_BTD.cpu().numpy()
             for line, number in enumerate(batch):
-                kept = jobs[number].kept
+                kept = windows[number].kept
                 whole[ends[number] - len(kept) : ends[number]] = part[line, kept]
     return Encoded(made[0], made[1] if len(made) > 1 else None)
 
 
-def texts_of(stream: Stream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]]:
+def texts_of(stream: TokenStream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]]:
     """The texts that the LM reads in one go (documents, or the whole split), and the offset of each position.
 
     In a continuous text the position past a document's last token and the first of the next have the same offset:
@@ -90,7 +90,7 @@ def texts_of(stream: Stream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]
         yield np.asarray(stream.tokens[start : end - 1], dtype=np.int64), np.arange(end - start)
 
 
-def segment_jobs(stream: Stream, number: int, lm: BaseLM, config: LMConfig) -> Iterator[Job]:
+def segment_windows(stream: TokenStream, number: int, lm: BaseLM, config: LMConfig) -> Iterator[EncodingWindow]:
     """The windows that the positions of one segment of a split are read in.
 
     In a continuous text windows are laid over all of it, and one that crosses into the segment is read for its
@@ -98,10 +98,10 @@ def segment_jobs(stream: Stream, number: int, lm: BaseLM, config: LMConfig) -> I
     """
     if config.continuous:
         first, last = stream.bases[number : number + 2].tolist()
-        yield from plan_jobs(stream.text(None), stream.places(first, last), lm, config)
+        yield from text_windows(stream.text(None), stream.places(first, last), lm, config)
         return
     for tokens, places in texts_of(stream.segments[number], False):
-        yield from plan_jobs(tokens, places, lm, config)
+        yield from text_windows(tokens, places, lm, config)
 
 
 @dataclass(frozen=True)
@@ -111,73 +111,67 @@ class Encoder:
     lm: BaseLM
     config: LMConfig
     store: StoreConfig
-    _planned: dict[tuple[str, int], list[list[Job]]] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def key_width(self) -> int | None:
-        """The width of the keys; None if they are the states."""
+    def widths(self) -> dict[str, int]:
+        """The width of each array of a segment: its states and, if the keys are not the states, its keys."""
         if self.store.key == "state":
-            return None
-        return int(self.lm.encode_keys(torch.full((1, 1), self.lm.start_token))[1].shape[-1])
+            return {"states": self.lm.width}
+        keys_BTD = self.lm.encode_keys(torch.full((1, 1), self.lm.start_token))[1]
+        return {"states": self.lm.width, "keys": int(keys_BTD.shape[-1])}
 
     @property
     def row_bytes(self) -> int:
         """The size of a position's state and key."""
-        return (self.lm.width + (self.key_width or 0)) * np.dtype(DTYPES[self.store.dtype]).itemsize
+        return sum(self.widths.values()) * np.dtype(DTYPES[self.store.dtype]).itemsize
 
-    def shards(self, stream: Stream, number: int) -> list[list[Job]]:
-        """The windows of one segment of a split, cut into shards of at least one batch; planned once."""
-        key = (stream.split, number)
-        if key not in self._planned:
-            shards: list[list[Job]] = [[]]
-            size = read = 0
-            for job in segment_jobs(stream, number, self.lm, self.config):
-                if size >= self.store.shard_tokens and read >= self.config.batch_tokens:
-                    shards.append([])
-                    size = read = 0
-                shards[-1].append(job)
-                size, read = size + len(job.kept), read + len(job.tokens)
-            self._planned.clear()  # one segment is encoded at a time
-            self._planned[key] = shards
-        return self._planned[key]
-
-    def encode_shard(self, streams: Mapping[str, Stream], split: str, segment: int, shard: int, path: Path) -> None:
-        """Write the states of one shard, and their keys."""
-        jobs = self.shards(streams[split], segment)[shard]
-        made = encode_jobs(self.lm, jobs, self.config.batch_tokens, self.store.key)
+    def encode(self, windows: Sequence[EncodingWindow]) -> Arrays:
+        """The kept states of windows, and their keys, in the precision of the store."""
+        made = encode_windows(self.lm, windows, self.config.batch_tokens, self.store.key)
         found = {"states": made.states} if made.keys is None else {"states": made.states, "keys": made.keys}
-        save_arrays(path, {name: round_states(values, self.store.dtype) for name, values in found.items()})
+        return {name: round_states(values, self.store.dtype) for name, values in found.items()}
 
-    def write(
-        self, draft: Draft, streams: Mapping[str, Stream], split: str, segment: int, spread: Spread, prefix: str = ""
-    ) -> dict[str, Any]:
-        """Append the states of one segment of a split, and their keys; resumes after the last complete shard.
 
-        Returns its facts: how many positions it has, and the seconds it took, over all attempts.
-        """
-        stream, dtype = streams[split], DTYPES[self.store.dtype]
-        rows, label = len(stream.segments[segment]), numbered(f"encode {split}", segment, len(stream.segments))
-        writers = {"states": draft.writer(f"{prefix}states.npy", (rows, self.lm.width), dtype)}
-        if self.key_width is not None:
-            writers["keys"] = draft.writer(f"{prefix}keys.npy", (rows, self.key_width), dtype)
-        done, seconds = writers["states"].rows, draft.notes.get(f"{prefix}seconds", 0.0)
-        sizes = [sum(len(job.kept) for job in jobs) for jobs in self.shards(stream, segment)]
-        ends = np.cumsum(sizes).tolist()
-        assert done in (0, *ends), "shards must not change between attempts"
-        tasks = [
-            Task("encode", f"{split}.{number:06d}", {"split": split, "segment": segment, "shard": number})
-            for number, end in enumerate(ends)
-            if end > done
-        ]
-        with Track(label, rows, "tokens", done) as track:
-            for path in spread(draft.shards, partial(self.encode_shard, streams), tasks):
-                made = load_arrays(path)
-                for name, writer in writers.items():
-                    writer.append(made[name])
-                draft.notes[f"{prefix}seconds"] = seconds + track.seconds
-                draft.commit()
-                track.advance(len(made["states"]))
-        return {"positions": rows, "seconds": float(draft.notes[f"{prefix}seconds"])}
+@dataclass(frozen=True)
+class SegmentStates(RowShards):
+    """The states of one segment of a stream, and their keys."""
+
+    encoder: Encoder
+    stream: TokenStream
+    number: int = 0
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        rows, dtype = len(self.stream.segments[self.number]), DTYPES[self.encoder.store.dtype]
+        return {name: Layout((rows, width), dtype) for name, width in self.encoder.widths.items()}
+
+    @cached_property
+    def windows(self) -> list[list[EncodingWindow]]:
+        """The windows of each shard, which together fill at least one batch."""
+        config, store = self.encoder.config, self.encoder.store
+        shards: list[list[EncodingWindow]] = [[]]
+        size = read = 0
+        for window in segment_windows(self.stream, self.number, self.encoder.lm, config):
+            if size >= store.shard_tokens and read >= config.batch_tokens:
+                shards.append([])
+                size = read = 0
+            shards[-1].append(window)
+            size += len(window.kept)
+            read += len(window.tokens)
+        return shards
+
+    @cached_property
+    def ends(self) -> list[int]:
+        ends: list[int] = np.cumsum([sum(len(window.kept) for window in shard) for shard in self.windows]).tolist()
+        return ends
+
+    def make(self, shard: int) -> Arrays:
+        return self.encoder.encode(self.windows[shard])
+
+
+def states_work(encoder: Encoder, streams: Mapping[str, TokenStream]) -> Work:
+    """The work of the tasks that encode the segments of some splits."""
+    return work_of(lambda split, segment: SegmentStates(encoder, streams[split], segment))
 
 
 def build_store(
@@ -205,12 +199,18 @@ def build_store(
     sizes = [len(text) * encoder.row_bytes for text in train.segments]
     own = (len(streams["valid"]) + len(streams["test"])) * encoder.row_bytes + lm.head.bytes
     draft.require_space(dict(zip(names, zip(inputs, sizes, strict=True), strict=True)), own, "the store")
+
+    def encode(part: Draft, split: str, number: int = 0, prefix: str = "") -> dict[str, Any]:
+        stream = streams[split]
+        states = SegmentStates(encoder, stream, number)
+        tasks = ShardTasks(spread, "encode", {"split": split, "segment": number})
+        label = numbered(f"encode {split}", number, len(stream.segments))
+        seconds = states.write(part, label, "tokens", prefix, tasks)
+        return {"positions": states.rows, "seconds": seconds}
+
     for number, name in enumerate(names):
-        write = partial(encoder.write, streams=streams, split="train", segment=number, spread=spread)
-        draft.part(name, inputs[number], write)
-    seconds = {}
-    for split in ("valid", "test"):
-        seconds[split] = encoder.write(draft, streams, split, 0, spread, f"{split}.")["seconds"]
+        draft.part(name, inputs[number], partial(encode, split="train", number=number))
+    seconds = {split: encode(draft, split, prefix=f"{split}.")["seconds"] for split in ("valid", "test")}
     lm.head.save(draft.file("head.safetensors"))
     return draft.finish(
         {
@@ -233,7 +233,7 @@ def states_inputs(made_from: Mapping[str, Any], text: Stream, continuous: list[s
     return {**made_from, "text": text.fingerprint, "continuous text": continuous}
 
 
-def plan_jobs(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> Iterator[Job]:
+def text_windows(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> Iterator[EncodingWindow]:
     """The windows of a text whose positions have these offsets."""
     ends: Tokens = np.flatnonzero(tokens == lm.start_token) + 1 if config.whole_lines else np.empty(0, dtype=np.int64)
     for window in plan_windows(len(tokens), config.window, config.context, ends):
@@ -243,7 +243,7 @@ def plan_jobs(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> I
         before = lm.start_token if lm.start_always or not window.start else tokens[window.start - 1]
         kept = places[low:high] - window.start
         read = np.concatenate([[before], tokens[window.start : window.stop]]).astype(np.int64)
-        yield Job(window, read, kept)
+        yield EncodingWindow(window, read, kept)
 
 
 def _check_memory(lm: BaseLM, config: LMConfig) -> None:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,22 +22,9 @@ import torch
 from torch import Tensor
 
 from gnnlm.artifact import Array, Artifact, CheckedArray, files_of
-from gnnlm.corpus.stream import END, Passage, Stream
+from gnnlm.corpus.stream import END, Passage, Stream, TokenStream
 from gnnlm.datastore.checked import CheckedTensor
 from gnnlm.datastore.quantize import CodedTable
-
-
-class Texts(Protocol):
-    """The documents that positions belong to, as readable text."""
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    def passage(self, position: int, left: int, right: int) -> Passage: ...
-
-    def characters(self, position: int) -> tuple[int, int]: ...
-
-    def document(self, number: int) -> tuple[str, list[int]]: ...
 
 
 @dataclass(frozen=True)
@@ -47,12 +34,12 @@ class Segment:
     states_PD: Tensor | CodedTable
     tokens_P: Tensor
     starts: Tensor
-    texts: Texts | None = None
+    texts: TokenStream | None = None
     removed: frozenset[int] = frozenset()  # the numbers of documents that are not to be found
     tags: Mapping[str, Collection[int]] = field(default_factory=dict)  # the documents that have each tag
 
     @classmethod
-    def over(cls, stream: Stream, states: Array) -> Segment:
+    def over(cls, stream: TokenStream, states: Array) -> Segment:
         """A stream of one segment with its states."""
         return cls(mapped(states), mapped(stream.tokens), torch.from_numpy(np.array(stream.starts)), stream)
 
@@ -217,7 +204,7 @@ class Store:
         part = int(torch.searchsorted(self._first_document, number, right=True)) - 1
         return _texts(self.segments[part]).document(number - int(self._first_document[part]))
 
-    def _text_at(self, position: int) -> tuple[Texts, int]:
+    def _text_at(self, position: int) -> tuple[TokenStream, int]:
         number = int(torch.searchsorted(self.bases, position, right=True)) - 1
         return _texts(self.segments[number]), position - int(self.bases[number])
 
@@ -241,7 +228,7 @@ class Store:
         return tuple(out.view((*positions.shape, *out.shape[1:])) for out in outs)
 
 
-def _texts(segment: Segment) -> Texts:
+def _texts(segment: Segment) -> TokenStream:
     assert segment.texts is not None, "this segment has no texts"
     return segment.texts
 

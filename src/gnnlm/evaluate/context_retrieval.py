@@ -20,7 +20,7 @@ from gnnlm.artifact import Array, Artifact, Draft, require_space
 from gnnlm.config import Config, ContextRetrievalConfig
 from gnnlm.corpus.stream import END, Stream
 from gnnlm.corpus.windows import Window
-from gnnlm.datastore.encode import DTYPES, Job, Tokens, encode_jobs, round_states, texts_of
+from gnnlm.datastore.encode import DTYPES, EncodingWindow, Tokens, encode_windows, round_states, texts_of
 from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.head import Head
 from gnnlm.predict.predictor import perplexity
@@ -56,7 +56,7 @@ def first_positions(stream: Stream, tokens: int) -> int:
 
 def passage_jobs(
     tokens: Tokens, places: Tokens, passages: PassageIndex, setting: Setting, start_token: int, window: int
-) -> Iterator[Job]:
+) -> Iterator[EncodingWindow]:
     """The windows of a text whose positions have these offsets, each with its passages before the text.
 
     While the same passages are found again and the whole text fits, one window serves several strides: it gives the
@@ -81,7 +81,7 @@ def passage_jobs(
         stop = min(begins[after - 1] + setting.stride - 1, last)
         low, high = np.searchsorted(places, [begin, stop + 1])
         read = np.concatenate([[start_token], *before, tokens[start:stop]])
-        yield Job(Window(start, stop, begin), read, places[low:high] - start + size)
+        yield EncodingWindow(Window(start, stop, begin), read, places[low:high] - start + size)
         first = after
 
 
@@ -105,7 +105,7 @@ class PassageReader:
             self._passages[length] = PassageIndex.over(self.store, length)
         return self._passages[length]
 
-    def jobs(self, stream: Stream, positions: int, setting: Setting) -> Iterator[Job]:
+    def jobs(self, stream: Stream, positions: int, setting: Setting) -> Iterator[EncodingWindow]:
         """The windows of a split's first positions."""
         passages, left = self.passages(setting.length), positions
         start, window = self.lm.start_token, self.config.lm.window
@@ -123,7 +123,7 @@ class PassageReader:
             widths["keys"] = lm.encode_keys(torch.full((1, 1), lm.start_token))[1].shape[-1]
         dtype = DTYPES[config.store.dtype]
         writers = {part: draft.writer(f"{name}.{part}.npy", (positions, widths[part]), dtype) for part in wanted}
-        shard: list[Job] = []
+        shard: list[EncodingWindow] = []
         done, at, read, total = writers["states"].rows, 0, 0, 0
         seconds = draft.notes.get(f"{name}.seconds", 0.0)
         with Track(f"read {stream.split} with {setting}", positions, "tokens", done) as track:
@@ -136,7 +136,7 @@ class PassageReader:
                     continue
                 if at > done:
                     assert at - sum(len(job.kept) for job in shard) >= done, "shards must not change between attempts"
-                    made = encode_jobs(lm, shard, config.lm.batch_tokens, config.store.key)
+                    made = encode_windows(lm, shard, config.lm.batch_tokens, config.store.key)
                     for part, writer in writers.items():
                         writer.append(round_states(getattr(made, part), config.store.dtype))
                     draft.notes[f"{name}.seconds"] = seconds + track.seconds

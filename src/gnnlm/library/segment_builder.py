@@ -15,16 +15,16 @@ from typing import Any
 from gnnlm.artifact import Artifact, Draft, Files, disk, make_part
 from gnnlm.artifact.ownership import settle
 from gnnlm.corpus.stream import TEXT, Stream, TextWriter
-from gnnlm.datastore.codec import CODES, QUANTIZER, codes_inputs, write_codes
-from gnnlm.datastore.encode import STATES, Encoder, states_inputs
+from gnnlm.datastore.codec import CODES, QUANTIZER, SegmentCodes, codes_inputs
+from gnnlm.datastore.encode import STATES, Encoder, SegmentStates, states_inputs
 from gnnlm.datastore.quantize import Quantizer
 from gnnlm.datastore.store import Segment as Stored
 from gnnlm.datastore.store import Store
-from gnnlm.engine import here
 from gnnlm.generation import Segment
+from gnnlm.predict.cache_stage import PART as CACHE
+from gnnlm.predict.cache_stage import tables_inputs
 from gnnlm.predict.graphs import GraphBuilder
-from gnnlm.predict.window_cache import PART as CACHE
-from gnnlm.predict.window_cache import QUANTIZERS, TablesWriter, tables_inputs
+from gnnlm.predict.window_cache import QUANTIZERS, SegmentTables, TableMaker, quantizers_in
 from gnnlm.retrieval.index import Rows, key_file
 from gnnlm.run import Run
 from gnnlm.run.segment import cached_from, encoded_from
@@ -93,8 +93,9 @@ class SegmentMaker:
 
     def _encode(self, draft: Draft, stream: Stream) -> dict[str, Any]:
         run = self._run
-        encoder = Encoder(run.parts.lm, run.config.lm, run.config.store)
-        return encoder.write(draft, {"train": stream}, "train", 0, here)
+        states = SegmentStates(Encoder(run.parts.lm, run.config.lm, run.config.store), stream)
+        seconds = states.write(draft, "encode train", "tokens")
+        return {"positions": states.rows, "seconds": seconds}
 
     def _codes(self, path: Path, states: Artifact, copied: Copied | None) -> Artifact | None:
         codec = self._run.artifact("codec")
@@ -104,19 +105,21 @@ class SegmentMaker:
         inputs = codes_inputs(states.fingerprint, codec.manifest["files"][QUANTIZER]["sha256"])
 
         def write(draft: Draft) -> dict[str, Any]:
-            return write_codes(draft, [states.array("states.npy")], 0, quantizer)
+            codes = SegmentCodes(quantizer, states.array("states.npy"))
+            codes.write(draft, "codec", "states")
+            return {"positions": codes.rows}
 
         return self._made(path, inputs, copied, write)
 
     def _index(self, path: Path, stream: Stream, states: Artifact) -> Artifact:
-        from gnnlm.retrieval.faiss_build import TRAINED, fill_with, index_inputs
+        from gnnlm.retrieval.faiss_build import TRAINED, fill_index, index_inputs
 
         index, rows = self._run.artifact("index"), Rows.of(stream)
         metric, learned = index.facts["metric"], index.manifest["files"][TRAINED]["sha256"]
 
         def write(draft: Draft) -> dict[str, Any]:
             keys = states.array(key_file(self._run.artifact("encode")))
-            fill_with(index.file(TRAINED), keys, rows, metric, draft.file("index.faiss"))
+            fill_index(index.file(TRAINED), keys, rows, metric, draft.file("index.faiss"))
             return {"rows": len(rows)}
 
         return self._part(path, index_inputs(states.fingerprint, stream, learned, metric), write)
@@ -131,16 +134,14 @@ class SegmentMaker:
 
         def write(draft: Draft) -> dict[str, Any]:
             assert parts.gnn is not None
-            quantizers: list[Quantizer] = []
-            if learned is not None:
-                tensors = cache.tensors(QUANTIZERS)
-                count = len({name.partition(".")[0] for name in tensors})
-                quantizers = [Quantizer.from_tensors(tensors, f"layer{number}.") for number in range(count)]
+            quantizers = [] if learned is None else quantizers_in(cache.tensors(QUANTIZERS))
             config = run.config
             store = Store([_stored(run, stream, states, codes)])
             graphs = GraphBuilder(store, config.gnn.left, config.gnn.right)
-            tables = TablesWriter(parts.gnn, graphs, config.cache, quantizers, parts.device)
-            return tables.write(draft, range(len(stream)), form == "projected", "cache", here, ())
+            maker = TableMaker(parts.gnn, config.cache.dtype, quantizers, parts.device)
+            tables = SegmentTables(maker, graphs, range(len(stream)), form == "projected")
+            tables.write(draft, "cache", "rows")
+            return {"rows": tables.rows}
 
         return self._made(path, tables_inputs(made_from, form, cache.facts["dtype"], learned), copied, write)
 

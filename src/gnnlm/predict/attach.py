@@ -13,15 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from gnnlm.config import LMConfig
-from gnnlm.corpus.in_memory import HeldText
+from gnnlm.config import LMConfig, StoreConfig
+from gnnlm.corpus.in_memory import MemoryStream
 from gnnlm.corpus.sources import check_text
 from gnnlm.corpus.stream import TokenizedDocument
 from gnnlm.corpus.text_files import cited, read_text
-from gnnlm.datastore.encode import encode_jobs, plan_jobs, round_states
+from gnnlm.datastore.encode import Encoder, SegmentStates
 from gnnlm.datastore.store import Segment, Store
 from gnnlm.errors import CorpusError
 from gnnlm.predict.open_book import OpenBook
@@ -57,26 +54,19 @@ def taken(model: OpenBook, given: Attachments) -> list[TokenizedDocument]:
 
 def attached(model: OpenBook, documents: Sequence[TokenizedDocument]) -> OpenBook:
     """The model with documents behind those of its store; the model itself does not change."""
-    text, reading = HeldText(documents), model.reading
+    text, reading = MemoryStream(documents), model.reading
     rule = LMConfig(window=reading.window, context=reading.context, whole_lines=reading.whole_lines)
-    jobs = [
-        job
-        for document in documents
-        for job in plan_jobs(np.array(document.tokens), np.arange(len(document.tokens) + 1), model.lm, rule)
-    ]
-    made = encode_jobs(model.lm, jobs, rule.batch_tokens, reading.key)
-    states = round_states(made.states, reading.dtype)
-    keys = states if made.keys is None else round_states(made.keys, reading.dtype)
-    starts, before = torch.from_numpy(text.starts), len(model.store)
-    segment = Segment(coded_like(model.store, states), torch.from_numpy(text.tokens), starts, text)
-    store = Store([*model.store.segments, segment])
-    rows = Rows(starts)
+    encoder = Encoder(model.lm, rule, StoreConfig(key=reading.key, dtype=reading.dtype))
+    made = SegmentStates(encoder, text).in_memory()
+    states, keys = made["states"], made.get("keys", made["states"])
+    segment = replace(Segment.over(text, states), states_PD=coded_like(model.store, states))
+    store, rows = Store([*model.store.segments, segment]), Rows.of(text)
     metric, device = model.index.metric, str(model.predictor.head.device)
     indexes: list[Index] = [model.index, ExactIndex.over(keys, rows.all(), metric, device)]
-    index = SegmentedIndex([0, before, len(store)], [len(model.index), len(rows)], metric, indexes.__getitem__)
-    graphs = replace(model.predictor.graphs, store=store)
-    lines = cached_lines(model.predictor, graphs, torch.arange(before, len(store)))
-    return replace(model, store=store, index=index, predictor=with_segments(model.predictor, store, [lines]))
+    bases, sizes = [0, len(model.store), len(store)], [len(model.index), len(rows)]
+    index = SegmentedIndex(bases, sizes, metric, indexes.__getitem__)
+    predictor = with_segments(model.predictor, store, [cached_lines(model.predictor, segment)])
+    return replace(model, store=store, index=index, predictor=predictor)
 
 
 def _read(given: Attachment) -> tuple[str, str]:

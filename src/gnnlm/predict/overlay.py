@@ -13,38 +13,33 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.datastore.quantize import CodedTable, Quantizer
-from gnnlm.datastore.store import Store
+from gnnlm.datastore.codec import SegmentCodes
+from gnnlm.datastore.quantize import CodedTable
+from gnnlm.datastore.store import Segment, Store
 from gnnlm.datastore.tables import JoinedTable, Table
-from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.predictor import Predictor
-from gnnlm.predict.window_cache import SHARD, WindowCache, lines_of, rounded_table
+from gnnlm.predict.window_cache import WindowCache
 
 Lines = Sequence[Table]  # of some rows, in each table of a cache
 
 
-def coded_like(store: Store, states_PD: npt.NDArray[Any]) -> Tensor | CodedTable:
+def coded_like(store: Store, states_PD: npt.NDArray[Any]) -> Table:
     """States as the store keeps those of its own segments: as they are, or coded with the same quantizer."""
-    kept = store.segments[0].states_PD
-    if isinstance(kept, Tensor):
+    like = store.segments[0].states_PD
+    if isinstance(like, Tensor):
         return torch.from_numpy(states_PD)
-    return CodedTable(_codes(kept.quantizer, states_PD), kept.quantizer)
+    codes = SegmentCodes(like.quantizer.to("cpu"), states_PD).in_memory()["codes"]
+    return CodedTable(torch.from_numpy(codes), like.quantizer)
 
 
-@torch.inference_mode()
-def cached_lines(predictor: Predictor, graphs: GraphBuilder, rows_R: Tensor) -> Lines:
-    """The lines of some rows of an extended store in each table of the cache; none if there is no cache."""
+def cached_lines(predictor: Predictor, segment: Segment, first: int = 0) -> Lines:
+    """The lines of a segment's rows from `first` on in each table of the cache; none if there is no cache."""
     cache = predictor.cache
     if cache is None:
         return []
     assert isinstance(cache, WindowCache)
-    device = predictor.head.device
-    parts = [
-        lines_of(cache.model, graphs, rows_R[start : start + SHARD], cache.projected, str(device))
-        for start in range(0, len(rows_R), SHARD)
-    ]
-    made = [torch.cat(tables).flatten(0, -2) for tables in zip(*parts, strict=True)]
-    return [_stored(lines, table, device) for lines, table in zip(made, cache.tables, strict=True)]
+    graphs = replace(predictor.graphs, store=Store([segment]))
+    return cache.lines(graphs, range(first, len(segment)), str(predictor.head.device))
 
 
 def with_segments(predictor: Predictor, store: Store, lines: Sequence[Lines]) -> Predictor:
@@ -58,19 +53,6 @@ def with_segments(predictor: Predictor, store: Store, lines: Sequence[Lines]) ->
         ]
         cache = replace(cache, store=store, tables=tables)
     return replace(predictor, graphs=graphs, cache=cache)
-
-
-def _stored(lines_RC: Tensor, table: Table | JoinedTable, device: torch.device) -> Table:
-    """Lines as the table has its own: in its precision, or coded."""
-    like = _parts(table)[0]
-    if isinstance(like, CodedTable):
-        return CodedTable(_codes(like.quantizer, lines_RC.numpy()).to(device), like.quantizer)
-    kind = "fp16" if like.dtype == torch.float16 else "fp32"
-    return torch.from_numpy(rounded_table(lines_RC.numpy(), kind)).to(device)
-
-
-def _codes(quantizer: Quantizer, vectors_RD: npt.NDArray[Any]) -> Tensor:
-    return torch.from_numpy(quantizer.to("cpu").encode(vectors_RD))
 
 
 def _parts(table: Table | JoinedTable) -> Sequence[Table]:

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gnnlm.corpus.in_memory import HeldText
+from gnnlm.corpus.in_memory import MemoryStream
 from gnnlm.corpus.stream import TokenizedDocument
 from gnnlm.corpus.windows import window_start
 from gnnlm.datastore.quantize import CodedTable
@@ -134,8 +135,7 @@ class OwnText:
             keys_QD = torch.cat([old.index.keys_RD, keys_QD])
         tokens_P = torch.tensor(tokens[:positions])
         segment = Segment(states_QD if isinstance(table, Tensor) else table, tokens_P, torch.tensor([0, positions]))
-        graphs = replace(predictor.graphs, store=Store([segment]))
-        lines = cached_lines(predictor, graphs, torch.arange(before, positions))
+        lines = cached_lines(predictor, segment, before)
         if old is not None:  # lines of the last positions were made before their windows were whole
             lines = [
                 _joined(kept, len(made) // (positions - before) * before, made)
@@ -211,9 +211,8 @@ def with_text(store: Store, lm: BaseLM, tokens: Sequence[int]) -> Store:
     """A store with a text behind its last position, to cite it by; its states are not there."""
     text = lm.detokenize(tokens)
     offsets = align([lm.bytes_of(token) for token in tokens], text)
-    held = HeldText([TokenizedDocument(NAME, text, list(tokens), offsets)])
-    states_P0 = torch.empty(len(held), 0)
-    own = Segment(states_P0, torch.from_numpy(held.tokens), torch.from_numpy(held.starts), held)
+    stream = MemoryStream([TokenizedDocument(NAME, text, list(tokens), offsets)])
+    own = Segment.over(stream, np.empty((len(stream), 0), dtype=np.float32))
     return Store([*store.segments, own])
 
 

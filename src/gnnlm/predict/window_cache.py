@@ -1,4 +1,4 @@
-"""The cache stage: neighbour states of a trained network, computed once per row.
+"""The cache: neighbour states of a trained network, computed once per row.
 
 No edge leads from a context to a neighbour, so what a layer reads of a window slot depends on (row, slot) alone.
 Per layer there is one table:
@@ -13,44 +13,34 @@ values, token features included).
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from gnnlm.artifact import Artifact, Draft, disk, file_digest, human_bytes, writing
+from gnnlm.artifact import Artifact
 from gnnlm.config import CacheConfig
-from gnnlm.corpus.stream import part_name
-from gnnlm.datastore.quantize import CodedTable, Quantizer, train_quantizer
+from gnnlm.datastore.quantize import CodedTable, Quantizer
+from gnnlm.datastore.row_shards import Arrays, Layout, RowShards, shards_of_rows, work_of
 from gnnlm.datastore.store import Store, mapped
-from gnnlm.datastore.tables import JoinedTable, joined_table
-from gnnlm.engine import Spread, Task, here, load_arrays, save_arrays
+from gnnlm.datastore.tables import JoinedTable, Table, joined_table
+from gnnlm.engine import Work
 from gnnlm.errors import ArtifactError
 from gnnlm.gnn.gnn_options import GnnOptions
 from gnnlm.gnn.layer import NEIGHBOUR, Sources
 from gnnlm.gnn.model import GnnModel, edge_lines, edge_mask
-from gnnlm.graph.batch import Context, Graph, Windows
+from gnnlm.graph.batch import Graph, Windows
 from gnnlm.predict.graphs import GraphBuilder
-from gnnlm.progress import Track, numbered, say
-from gnnlm.retrieval.neighbours import Neighbours
 
-PART, QUANTIZERS = "cache", "quantizers.safetensors"
+QUANTIZERS = "quantizers.safetensors"
 SHARD = 8192  # rows between two commits
-TRAIN_ROWS = 16_384  # rows whose states a quantizer is learned from
-TRIAL_TOKENS = 128  # tokens on which `auto` times each form,
-TRIAL_SECONDS = 1.0  # for at least this many seconds in all,
-TRIAL_ROUNDS = 20  # or for this many rounds
-NOISE = 0.1  # forms whose times differ by less than this share count as equally fast
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
 
 
@@ -61,7 +51,19 @@ class WindowCache:
     model: GnnModel
     store: Store
     projected: bool
-    tables: Sequence[Tensor | CodedTable | JoinedTable]
+    tables: Sequence[Table | JoinedTable]
+
+    def lines(self, graphs: GraphBuilder, rows: range, device: str) -> list[Table]:
+        """The lines of some rows of another store in each table, made and stored as those of the cache are."""
+        like = [table.tables[0] if isinstance(table, JoinedTable) else table for table in self.tables]
+        quantizers = [table.quantizer for table in like if isinstance(table, CodedTable)]
+        half = isinstance(like[0], Tensor) and like[0].dtype == torch.float16
+        maker = TableMaker(self.model, "fp16" if half else "fp32", [each.to("cpu") for each in quantizers], device)
+        made = SegmentTables(maker, graphs, rows, self.projected).in_memory().values()
+        plain = [torch.from_numpy(array.reshape(-1, array.shape[-1])).to(device) for array in made]
+        if quantizers:
+            return [CodedTable(codes, quantizer) for codes, quantizer in zip(plain, quantizers, strict=True)]
+        return list(plain)
 
     def sources(self, graph: Graph) -> Iterator[Sources]:
         """What the inter edges of each layer read."""
@@ -123,123 +125,62 @@ def make_tables(model: GnnModel, windows: Windows, projected: bool) -> list[Tens
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Tokens with their neighbours, on which the forms of a cache are timed."""
-
-    context: Context
-    neighbours: Neighbours
-
-
-@torch.inference_mode()
-def build_cache(
-    draft: Draft,
-    model: GnnModel,
-    graphs: GraphBuilder,
-    trial: Trial,
-    config: CacheConfig,
-    seed: int,
-    device: str,
-    made_from: Sequence[Mapping[str, Any]],
-    spread: Spread = here,
-) -> Artifact:
-    """Build the tables of the chosen form, segment by segment; `auto` times the forms on `trial`.
-
-    `made_from` says for each segment which network and which states its tables are made from.
-    """
-    model.freeze()
-    rows, options = len(graphs.store), model.options
-    if not draft.resumed:
-        draft.notes.update(choose_form(model, graphs, trial, config, device))
-    form = draft.notes["form"]
-    facts = {"form": form, "dtype": config.dtype, "rows": rows, "trials": draft.notes["trials"]}
-    if form == "none":
-        say("cache: none; neighbour states are computed for each batch")
-        return draft.finish(facts)
-    shapes = table_shapes(options, form == "projected", rows)
-    size = cache_bytes(shapes, config)
-    say(f"cache: {form} of {rows:,} rows as {config.dtype}, {human_bytes(size)}")
-    if config.dtype == "pq" and not draft.resumed:
-        learn = partial(learn_quantizers, model, graphs, config, seed, device)
-        for path in spread(draft.shards, learn, [Task("quantizers", QUANTIZERS)]):
-            disk.rename(path, draft.file(QUANTIZERS))
-            draft.commit(QUANTIZERS)
-    elif not draft.resumed:
-        draft.commit()
-    quantizers = load_quantizers(draft.folder, model, config)
-    tables = TablesWriter(model, graphs, config, quantizers, device)
-    learned = file_digest(draft.folder / QUANTIZERS) if quantizers else None
-    inputs = [tables_inputs(each, form, config.dtype, learned) for each in made_from]
-    names = [part_name(number, PART) for number in range(len(inputs))]
-    sizes = [
-        cache_bytes(table_shapes(options, form == "projected", len(part)), config) for part in graphs.store.segments
-    ]
-    draft.require_space(dict(zip(names, zip(inputs, sizes, strict=True), strict=True)), 0, "the cache")
-    reads = (f"{draft.folder.name}/{QUANTIZERS}",) if quantizers else ()
-    for number, (first, last) in enumerate(itertools.pairwise(graphs.store.bases.tolist())):
-        label = numbered("cache", number, len(names))
-        rows_of = range(first, last)
-        part = partial(
-            tables.write, rows=rows_of, projected=form == "projected", label=label, spread=spread, reads=reads
-        )
-        draft.part(names[number], inputs[number], part)
-    return draft.finish({**facts, "bytes": size})
-
-
-def tables_inputs(made_from: Mapping[str, Any], form: str, dtype: str, quantizers: str | None) -> dict[str, Any]:
-    """What the tables of a segment are made from; `quantizers` is the checksum of their file, if there is one."""
-    return {**made_from, "form": form, "dtype": dtype, "quantizers": quantizers}
-
-
-@dataclass(frozen=True)
-class TablesWriter:
-    """Writes the tables of some rows."""
+class TableMaker:
+    """What tables are made with: a network, their precision, and a quantizer for each if they are coded."""
 
     model: GnnModel
-    graphs: GraphBuilder
-    config: CacheConfig
+    dtype: str
     quantizers: Sequence[Quantizer]
     device: str
 
-    def write(
-        self, draft: Draft, rows: range, projected: bool, label: str, spread: Spread, reads: tuple[str, ...]
-    ) -> dict[str, Any]:
-        """Write the tables of these rows; resumes after the last complete shard."""
-        shapes = table_shapes(self.model.options, projected, len(rows))
-        writers = {
-            f"layer{number}": draft.writer(f"layer{number}.npy", *_on_disk(shape, self.config))
-            for number, shape in enumerate(shapes)
-        }
-        done = writers["layer0"].rows
-        tasks = [
-            Task(
-                "tables",
-                f"rows.{some[0]:012d}",
-                {"first": some[0], "last": some[-1] + 1, "projected": projected},
-                reads,
-            )
-            for some in (rows[start : start + SHARD] for start in range(done, len(rows), SHARD))
-        ]
-        with Track(label, len(rows), "rows", done) as track:
-            for path in spread(draft.shards, self.write_shard, tasks):
-                made = load_arrays(path)
-                for name, writer in writers.items():
-                    writer.append(made[name])
-                draft.commit()
-                track.advance(len(made["layer0"]))
-        return {"rows": len(rows)}
-
     @torch.inference_mode()
-    def write_shard(self, first: int, last: int, projected: bool, path: Path) -> None:
-        """Write the lines of some rows, as they are stored."""
-        tables = lines_of(self.model, self.graphs, torch.arange(first, last), projected, self.device)
-        made = {}
-        for number, table in enumerate(tables):
-            if self.quantizers:
-                codes = self.quantizers[number].encode(table.flatten(0, -2).numpy())
-                made[f"layer{number}"] = codes.reshape(*table.shape[:-1], -1)
-            else:
-                made[f"layer{number}"] = rounded_table(table.numpy(), self.config.dtype)
-        save_arrays(path, made)
+    def lines(self, graphs: GraphBuilder, rows_U: Tensor, projected: bool) -> list[npt.NDArray[Any]]:
+        """The lines of some rows in every table, as they are stored."""
+        tables = [table.numpy() for table in lines_of(self.model, graphs, rows_U, projected, self.device)]
+        if not self.quantizers:
+            return [rounded_table(table, self.dtype) for table in tables]
+        return [
+            quantizer.encode(table.reshape(-1, table.shape[-1])).reshape(*table.shape[:-1], quantizer.bytes)
+            for table, quantizer in zip(tables, self.quantizers, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class SegmentTables(RowShards):
+    """The lines of a segment in the tables of a cache; `span` is where the segment lies in the store of `graphs`."""
+
+    maker: TableMaker
+    graphs: GraphBuilder
+    span: range
+    projected: bool
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        maker = self.maker
+        shapes = table_shapes(maker.model.options, self.projected, len(self.span))
+        if not maker.quantizers:
+            return {f"layer{number}": Layout(shape, DTYPES[maker.dtype]) for number, shape in enumerate(shapes)}
+        sizes = [quantizer.bytes for quantizer in maker.quantizers]
+        return {f"layer{n}": Layout((*shapes[n][:-1], size), np.uint8) for n, size in enumerate(sizes)}
+
+    @property
+    def ends(self) -> list[int]:
+        return shards_of_rows(len(self.span), SHARD)
+
+    def make(self, shard: int) -> Arrays:
+        rows = self.span[shard * SHARD : (shard + 1) * SHARD]
+        lines = self.maker.lines(self.graphs, torch.arange(rows.start, rows.stop), self.projected)
+        return dict(zip(self.layouts, lines, strict=True))
+
+
+def tables_work(maker: TableMaker, graphs: GraphBuilder) -> Work:
+    """The work of the tasks that make the tables of the segments of a store."""
+    bases = graphs.store.bases.tolist()
+
+    def opened(segment: int, projected: bool) -> SegmentTables:
+        return SegmentTables(maker, graphs, range(bases[segment], bases[segment + 1]), projected)
+
+    return work_of(opened)
 
 
 def open_cache(artifact: Artifact, model: GnnModel, store: Store, device: str) -> WindowCache | None:
@@ -249,12 +190,13 @@ def open_cache(artifact: Artifact, model: GnnModel, store: Store, device: str) -
         return None
     tensors = artifact.tensors(QUANTIZERS) if QUANTIZERS in artifact else {}
     parts = artifact.parts or (artifact,)  # older runs have the tables of their one segment here
-    tables: list[Tensor | CodedTable | JoinedTable] = []
+    tables: list[Table | JoinedTable] = []
+    quantizers = quantizers_in(tensors)
     for number in range(len(table_shapes(model.options, form == "projected", 1))):
         arrays = [part.array(f"layer{number}.npy") for part in parts]
         plain = [mapped(array.reshape(-1, array.shape[-1])).to(device) for array in arrays]
-        if tensors:
-            quantizer = Quantizer.from_tensors(tensors, f"layer{number}.").to(device)
+        if quantizers:
+            quantizer = quantizers[number].to(device)
             tables.append(joined_table([CodedTable(table, quantizer) for table in plain]))
         else:
             tables.append(joined_table(plain))
@@ -269,63 +211,6 @@ def cache_bytes(shapes: list[tuple[int, ...]], config: CacheConfig) -> int:
     return total
 
 
-@torch.inference_mode()
-def choose_form(
-    model: GnnModel, graphs: GraphBuilder, trial: Trial, config: CacheConfig, device: str
-) -> dict[str, Any]:
-    """The configured form; for `auto`, the fastest form on the trial's tokens that stays within the limit.
-
-    Of forms that are about as fast as the fastest, the smallest is chosen.
-    """
-    if config.form != "auto":
-        return {"form": config.form, "trials": []}
-    place, tokens = torch.device(device), trial.context.document_BT.numel()
-
-    def made(states: bool) -> Graph:
-        return graphs(trial.context, trial.neighbours, states).to(place)
-
-    graph = made(True)
-    windows = graph.windows  # tables that hold only these windows, in their order
-    own = replace(graph, windows=replace(windows, rows_U=torch.arange(len(windows.rows_U), device=place)))
-    sizes: dict[str, int] = {"none": 0}
-    work: dict[str, Callable[[], object]] = {"none": lambda: model(made(True))}
-    for form in ("states",) if config.dtype == "pq" else ("states", "projected"):
-        sizes[form] = cache_bytes(table_shapes(model.options, form == "projected", len(graphs.store)), config)
-        tables = [table.flatten(0, -2) for table in make_tables(model, windows, form == "projected")]
-        if config.dtype == "fp16":
-            tables = [table.half() for table in tables]
-        cache = WindowCache(model, graphs.store, form == "projected", tables)
-
-        def score(cache: WindowCache = cache) -> None:
-            made(False)
-            model(own, cache=cache)
-
-        work[form] = score
-    seconds = _seconds(work)
-    trials: list[dict[str, Any]] = [{"form": form, "bytes": sizes[form], "seconds": seconds[form]} for form in work]
-    for tried in trials:
-        speed = tokens / tried["seconds"]
-        say(f"cache: tried {tried['form']} ({human_bytes(tried['bytes'])}): {speed:,.0f} tokens/s")
-    fitting = [tried for tried in trials if tried["bytes"] <= config.limit_gb * 1e9]
-    slowest = (1 + NOISE) * min(tried["seconds"] for tried in fitting)
-    chosen = min((tried for tried in fitting if tried["seconds"] <= slowest), key=lambda tried: tried["bytes"])
-    return {"form": chosen["form"], "trials": trials}
-
-
-def _seconds(work: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The median time of each piece of work; they take turns, so that a slow moment affects all of them equally."""
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for number in range(1 + TRIAL_ROUNDS):
-        for name, job in work.items():
-            began = time.perf_counter()
-            job()
-            if number:  # the first round warms up
-                times[name].append(time.perf_counter() - began)
-        if number >= 3 and all(sum(each) >= TRIAL_SECONDS for each in times.values()):
-            break
-    return {name: statistics.median(each) for name, each in times.items()}
-
-
 def lines_of(model: GnnModel, graphs: GraphBuilder, rows_U: Tensor, projected: bool, device: str) -> list[Tensor]:
     """The lines of these rows in every table."""
     windows = graphs.windows(rows_U)
@@ -337,27 +222,14 @@ def lines_of(model: GnnModel, graphs: GraphBuilder, rows_U: Tensor, projected: b
     ]
 
 
-@torch.inference_mode()
-def learn_quantizers(
-    model: GnnModel, graphs: GraphBuilder, config: CacheConfig, seed: int, device: str, path: Path
-) -> None:
-    """Write one quantizer per table, learned from rows sampled from the whole store."""
-    rows = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(graphs.store))[:TRAIN_ROWS]))
-    say(f"cache: learning a code of {config.bytes} bytes per state from {len(rows):,} rows")
-    tensors: dict[str, Tensor] = {}
-    for number, table in enumerate(lines_of(model, graphs, rows, False, device)):
-        sample = table.flatten(0, -2).numpy()
-        tensors |= train_quantizer(sample, config.bytes, seed, "cache.bytes").tensors(f"layer{number}.")
-    with writing(path):
-        save_file(tensors, path)
+def load_quantizers(path: Path) -> list[Quantizer]:
+    """The quantizers in a file, one per table."""
+    return quantizers_in(load_file(path))
 
 
-def load_quantizers(folder: Path, model: GnnModel, config: CacheConfig) -> list[Quantizer]:
-    """The quantizers that were learned, one per table; none where the tables are not coded."""
-    if config.dtype != "pq":
-        return []
-    loaded = load_file(folder / QUANTIZERS)
-    return [Quantizer.from_tensors(loaded, f"layer{n}.") for n in range(len(table_shapes(model.options, False, 1)))]
+def quantizers_in(tensors: dict[str, Tensor]) -> list[Quantizer]:
+    count = len({name.partition(".")[0] for name in tensors})
+    return [Quantizer.from_tensors(tensors, f"layer{number}.") for number in range(count)]
 
 
 def _on_disk(shape: tuple[int, ...], config: CacheConfig) -> tuple[tuple[int, ...], Any]:

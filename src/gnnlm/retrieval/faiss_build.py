@@ -18,7 +18,7 @@ from gnnlm.config.retrieval_config import ROWS_PER_CLUSTER
 from gnnlm.corpus.stream import Stream, part_name
 from gnnlm.datastore.quantize import LEVELS, OPQ_ROUNDS, check_bytes
 from gnnlm.datastore.store import read_rows
-from gnnlm.engine import Spread, Task, here
+from gnnlm.engine import Spread, Task, Work, here
 from gnnlm.errors import ConfigError
 from gnnlm.progress import Track, numbered, say
 from gnnlm.retrieval.auto_index import factory_of, resolved
@@ -86,7 +86,7 @@ def build_faiss_parts(
     missing = [n for n, name in enumerate(names) if found_part(draft.path.parent / name, inputs[n]) is None]
     reads = (f"{draft.folder.name}/{TRAINED}",)
     tasks = [Task("filled", f"index.{number:04d}", {"segment": number}, reads) for number in missing]
-    filled = spread(draft.shards, partial(fill_index, encoded, stream, config.metric, file), tasks)
+    filled = spread(draft.shards, filling(encoded, stream, config.metric, file), tasks)
 
     def moved(part: Draft, number: int) -> dict[str, Any]:
         disk.rename(next(filled), part.file(FILE))
@@ -150,14 +150,19 @@ def _transforms(index: Any) -> list[Any]:
     return [] if chain is None else [faiss.downcast_VectorTransform(chain.at(n)) for n in range(chain.size())]
 
 
-def fill_index(encoded: Artifact, stream: Stream, metric: str, trained: Path, segment: int, path: Path) -> None:
-    """Write a copy of a trained index with the rows of one segment."""
-    keys, rows = files_of(encoded, "train.")[segment].array(key_file(encoded)), Rows.of(stream.segments[segment])
-    fill_with(trained, keys, rows, metric, path, numbered("index", segment, len(stream.segments)))
+def filling(encoded: Artifact, stream: Stream, metric: str, trained: Path) -> Work:
+    """The work of the tasks that fill a copy of a trained index for each segment."""
+    files = files_of(encoded, "train.")
+
+    def fill(segment: int, path: Path) -> None:
+        keys, rows = files[segment].array(key_file(encoded)), Rows.of(stream.segments[segment])
+        fill_index(trained, keys, rows, metric, path, numbered("index", segment, len(files)))
+
+    return fill
 
 
-def fill_with(trained: Path, keys: Array, rows: Rows, metric: str, path: Path, label: str = "index") -> None:
-    """Write a copy of a trained index with these rows."""
+def fill_index(trained: Path, keys: Array, rows: Rows, metric: str, path: Path, label: str = "index") -> None:
+    """Write a copy of a trained index with the rows of a segment, given the keys of all its positions."""
     index = faiss.read_index(str(trained))
     with Track(label, len(rows), "rows") as track:
         for start in range(0, len(rows), BATCH):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gnnlm.artifact import Array, Artifact, Draft, files_of, joined
 from gnnlm.config import IndexConfig
-from gnnlm.corpus.stream import Stream
+from gnnlm.corpus.stream import Stream, TokenStream
 from gnnlm.datastore.store import read_rows
 from gnnlm.engine import Spread, here
 from gnnlm.progress import say
@@ -50,7 +50,7 @@ class Rows:
     starts: Tensor
 
     @classmethod
-    def of(cls, stream: Stream) -> Rows:
+    def of(cls, stream: TokenStream) -> Rows:
         return cls(torch.from_numpy(np.array(stream.starts)))
 
     def __len__(self) -> int:

@@ -89,7 +89,9 @@ def identity_of(model: str) -> str:
 
 
 def _encode(run: Run, _: str) -> Work:
-    return partial(run.parts.encoder.encode_shard, run.parts.streams)
+    from gnnlm.datastore.encode import states_work
+
+    return states_work(run.parts.encoder, run.parts.streams)
 
 
 def _quantizer(run: Run, _: str) -> Work:
@@ -102,11 +104,11 @@ def _quantizer(run: Run, _: str) -> Work:
 def _codes(run: Run, stage: str) -> Work:
     from safetensors.torch import load_file
 
-    from gnnlm.datastore.codec import QUANTIZER, code_shard
+    from gnnlm.datastore.codec import QUANTIZER, codes_work
     from gnnlm.datastore.quantize import Quantizer
 
     segments = [files.array("states.npy") for files in files_of(run.artifact("encode"), "train.")]
-    return partial(code_shard, segments, Quantizer.from_tensors(load_file(_drafted(run, stage) / QUANTIZER)))
+    return codes_work(Quantizer.from_tensors(load_file(_drafted(run, stage) / QUANTIZER)), segments)
 
 
 def _trained(run: Run, _: str) -> Work:
@@ -117,10 +119,10 @@ def _trained(run: Run, _: str) -> Work:
 
 
 def _filled(run: Run, stage: str) -> Work:
-    from gnnlm.retrieval.faiss_build import TRAINED, fill_index
+    from gnnlm.retrieval.faiss_build import TRAINED, filling
 
     encoded, stream = run.artifact("encode"), run.parts.streams["train"]
-    return partial(fill_index, encoded, stream, run.config.index.metric, _drafted(run, stage) / TRAINED)
+    return filling(encoded, stream, run.config.index.metric, _drafted(run, stage) / TRAINED)
 
 
 def _search(run: Run, _: str) -> Work:
@@ -131,7 +133,7 @@ def _search(run: Run, _: str) -> Work:
 
 
 def _quantizers(run: Run, _: str) -> Work:
-    from gnnlm.predict.window_cache import learn_quantizers
+    from gnnlm.predict.cache_stage import learn_quantizers
 
     parts = run.parts
     assert parts.gnn is not None
@@ -139,12 +141,13 @@ def _quantizers(run: Run, _: str) -> Work:
 
 
 def _tables(run: Run, stage: str) -> Work:
-    from gnnlm.predict.window_cache import TablesWriter, load_quantizers
+    from gnnlm.predict.window_cache import QUANTIZERS, TableMaker, load_quantizers, tables_work
 
-    parts, config = run.parts, run.config.cache
+    parts, folder = run.parts, _drafted(run, stage)
     assert parts.gnn is not None
-    quantizers = load_quantizers(_drafted(run, stage), parts.gnn, config)
-    return TablesWriter(parts.gnn, parts.graphs, config, quantizers, parts.device).write_shard
+    dtype = run.config.cache.dtype
+    quantizers = load_quantizers(folder / QUANTIZERS) if dtype == "pq" else []
+    return tables_work(TableMaker(parts.gnn, dtype, quantizers, parts.device), parts.graphs)
 
 
 def _score(run: Run, stage: str) -> Work:

@@ -173,7 +173,8 @@ def _build_gnn(run: Run, draft: Draft) -> Artifact:
 def _build_cache(run: Run, draft: Draft) -> Artifact:
     import torch
 
-    from gnnlm.predict.window_cache import TRIAL_TOKENS, Trial, build_cache
+    from gnnlm.predict.cache_form import TRIAL_TOKENS, Trial
+    from gnnlm.predict.cache_stage import build_cache
 
     parts, valid = run.parts, run.parts.searched("valid")
     assert parts.gnn is not None
