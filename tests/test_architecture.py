@@ -67,7 +67,6 @@ KNOWN_TWINS = {  # class names that are still used twice; a name leaves this lis
     "Candidate",
     "Change",
     "Choice",
-    "CodedTable",
     "Counts",
     "Documents",
     "Draft",

@@ -1,7 +1,7 @@
-"""Products of a few rows with a large matrix, in the order that is fast on a processor.
+"""Products of a few rows with a large matrix, in the order that is fast on a CPU.
 
-Generation multiplies one to a few dozen rows with every weight of a model. x W^T, the order of `nn.Linear`, is then two
-to four times slower than (W x^T)^T with the matrix products that torch brings along (benchmarks/results.md).
+Generation multiplies one to a few dozen rows with every weight of a model. With torch's own matrix products, x W^T (the
+order of `nn.Linear`) is then two to four times slower than (W x^T)^T (benchmarks/results.md).
 
 Shapes: N rows, D width, V columns of the result.
 """
@@ -11,20 +11,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-FEW = 64  # rows up to which the other order is taken
-PADDED = 16  # rows up to which they are padded to a multiple of four: three rows take longer than four
-LARGE = 2**22  # values of a matrix from which on even a single row is faster as two
+FEW = 64  # most rows that are multiplied as (W x^T)^T
+PADDED = 16  # fewer rows than this are padded to a multiple of four: three rows take longer than four
+LARGE = 2**22  # values of a matrix for which even a single row is faster, padded to two
 
 
 def few_rows(rows_ND: Tensor, weight_VD: Tensor) -> bool:
-    """Whether a product of these rows should be made in the other order."""
-    usual = rows_ND.device.type == "cpu" and rows_ND.dtype == torch.float32
+    """Return whether (W x^T)^T is the faster order for these rows."""
+    supported = rows_ND.device.type == "cpu" and rows_ND.dtype == torch.float32
     least = 1 if weight_VD.numel() >= LARGE else 2
-    return usual and least <= len(rows_ND) <= FEW
+    return supported and least <= len(rows_ND) <= FEW
 
 
 def product(rows: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Tensor:
-    """rows @ weight.T + bias, [..., V], of rows [..., D].
+    """Return rows @ weight.T + bias, [..., V], for rows [..., D].
 
     >>> product(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]]))
     tensor([[3., 1., 2.],
@@ -50,7 +50,7 @@ class FewRowsLinear(nn.Linear):
 
 
 def speed_up(model: nn.Module) -> None:
-    """Let the linear layers of a frozen model use the faster order; weights and names stay as they are."""
+    """Make the linear layers of a frozen model use `product`; weights and names stay as they are."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = FewRowsLinear

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ import gnnlm.gnn.model as model_module
 from gnnlm.config import GnnConfig
 from gnnlm.errors import ConfigError
 from gnnlm.gnn.gnn_options import resolve_options
+from gnnlm.gnn.layer import GnnLayer, Sources
 from gnnlm.gnn.model import GnnModel
+from gnnlm.graph.batch import Context, Windows, build_graph
 from tests.gnn.graphs import random_graph
 from tests.reference.layer import run_model
 
@@ -209,3 +212,20 @@ def test_windows_do_not_depend_on_who_shares_them(seed: int) -> None:
     }
     alone, _ = model(dataclasses.replace(graph, **parts))
     torch.testing.assert_close(both[1:], alone, rtol=1e-12, atol=1e-12)
+
+
+def test_the_worked_example_of_the_module() -> None:
+    """The numbers that the docstring of gnn/layer.py works out by hand."""
+    config = GnnConfig(preset="paper", layers=1, left=0, right=0)
+    layer = GnnLayer(resolve_options(config, 1), last=True)
+    for parameter in layer.parameters():
+        torch.nn.init.ones_(parameter)
+    one = torch.ones(1, 1, 1)
+    context = Context(one, torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
+    states = torch.tensor([[0.0], [math.log(3)]])
+    lines, real = torch.tensor([[0, 1]]), torch.ones(1, 2, dtype=torch.bool)
+    windows = Windows(torch.tensor([4, 9]), lines.T, real.T, states, torch.tensor([5, 6]))
+    graph = build_graph(context, torch.tensor([[[4, 9]]]), torch.ones(1, 1, 2), lambda _: windows)
+    past = (one[:, :0], one[:, :0])
+    got, _ = layer.eval()(one, past, torch.ones(1, 1, 1, dtype=torch.bool), Sources((states,), (lines,), real), graph)
+    assert got.item() == pytest.approx(1 + 1 + 0.75 * math.log(3))

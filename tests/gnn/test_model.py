@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from gnnlm.config import GnnConfig
 from gnnlm.errors import ArtifactError, ConfigError
+from gnnlm.gnn.carry import Carry
 from gnnlm.gnn.gnn_options import resolve_options
-from gnnlm.gnn.model import Carry, GnnModel
+from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.batch import Graph
 from tests.gnn.graphs import random_graph
 from tests.gnn.test_layer import CASES, EMBEDDINGS, HEAD, Embeddings, make_model

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gnnlm.book import Book
 from gnnlm.gnn.attend import gathered
-from gnnlm.gnn.layer import FoldedWeights, GnnLayer, Sources
+from gnnlm.gnn.layer import GnnLayer, Sources
+from gnnlm.gnn.layer_weights import FoldedWeights
 from gnnlm.graph.batch import Graph
 from tests.conftest import TINY, merge
 from tests.write.test_writing import FP32, PROMPT, built
@@ -57,7 +58,7 @@ def test_attention_is_that_of_the_forward_pass(book: Book, monkeypatch: pytest.M
 
     def compared(self: GnnLayer, x_BTD: Tensor, sources: Sources, graph: Graph, folded: FoldedWeights) -> Tensor:
         out_BTD = own(self, x_BTD, sources, graph, folded)
-        weights_NHS = self.attention(x_BTD, sources, graph).flatten(0, 1)  # the default preset norms before it
+        weights_NHS = self.inter_attention(x_BTD, sources, graph).flatten(0, 1)  # the default preset norms before it
         if sources.projected:
             (table,), (lines_NS,) = sources.tables, sources.lines_NS
             assert isinstance(table, Tensor)
@@ -78,13 +79,13 @@ def test_attention_is_that_of_the_forward_pass(book: Book, monkeypatch: pytest.M
 
 def test_attention_over_the_context(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sums to one over the tokens that the band leaves, and the values under it are what each layer averages."""
-    own, outs = GnnLayer._intra_context, []
+    own, outs = GnnLayer._intra, []
 
     def kept(self: GnnLayer, query_BTD: Tensor, key_BSD: Tensor, value_BSD: Tensor, band_BTS: Tensor) -> Tensor:
         outs.append((own(self, query_BTD, key_BSD, value_BSD, band_BTS)[0, -1], value_BSD[0]))
         return own(self, query_BTD, key_BSD, value_BSD, band_BTS)
 
-    monkeypatch.setattr(GnnLayer, "_intra_context", kept)
+    monkeypatch.setattr(GnnLayer, "_intra", kept)
     gnn = book.model.predictor.gnn
     assert gnn is not None
     for prompt in (PROMPT, PROMPT * 5, ""):

@@ -42,12 +42,12 @@ class GnnOptions:
     zero_start: bool
     edge_bias: bool
     token_features: bool
-    similarity_unit: float = COSINE_UNIT
-    copying: bool = False
-    similarity_best: float = 1.0
-    attention_dropout: float = 0.0
-    neighbour_dropout: float = 0.0
-    typed_input: bool = False
+    similarity_unit: float
+    copying: bool
+    similarity_best: float
+    attention_dropout: float
+    neighbour_dropout: float
+    typed_input: bool
 
     @property
     def window(self) -> int:
@@ -59,7 +59,7 @@ class GnnOptions:
 
     @property
     def inter_slots(self) -> slice:
-        """The window slots that lead to the context token."""
+        """The window slots that inter edges lead from."""
         return slice(0, self.window) if self.inter == "window" else slice(self.left, self.left + 1)
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,7 +67,10 @@ class GnnOptions:
 
 
 def similarity_unit(metric: str, similarity: npt.NDArray[np.float32]) -> float:
-    """The scale on which differences of similarity matter; measured on a neighbour table for a metric without one."""
+    """Return the scale on which differences of similarity matter.
+
+    It is `COSINE_UNIT` for cosine, and measured on a neighbour table for metrics without a natural scale.
+    """
     if metric == "cosine":
         return COSINE_UNIT
     nearest = -similarity[:, 0]
@@ -76,7 +79,7 @@ def similarity_unit(metric: str, similarity: npt.NDArray[np.float32]) -> float:
 
 
 def similarity_best(metric: str) -> float:
-    """The similarity of a state with itself."""
+    """Return the similarity of a state with itself."""
     return 1.0 if metric == "cosine" else 0.0
 
 
@@ -90,10 +93,16 @@ def resolve_options(config: GnnConfig, base_width: int, unit: float = COSINE_UNI
     heads = config.heads or max(h for h in range(1, max(1, width // 64) + 1) if width % h == 0)
     if width % heads:
         raise ConfigError(f"gnn.heads must divide the GNN's width {width} (got {heads})")
-    chosen = config.model_dump(exclude={"preset", "heads", "width"}, exclude_none=True)
-    widths = {"heads": heads, "width": width, "base_width": base_width}
-    options = {**PRESETS[config.preset]["gnn"], **chosen, **widths, "similarity_unit": unit, "similarity_best": best}
-    needed = options["token_features"] and options["edge_bias"] and width == base_width
-    if config.copying and not needed:
+    options = {**PRESETS[config.preset]["gnn"], **config.model_dump(exclude={"preset"}, exclude_none=True)}
+    can_copy = options["token_features"] and options["edge_bias"] and width == base_width
+    if config.copying and not can_copy:
         raise ConfigError("gnn.copying needs gnn.token_features, gnn.edge_bias and the base model's width")
-    return GnnOptions(**{**options, "copying": options["copying"] and needed})
+    options |= {
+        "base_width": base_width,
+        "width": width,
+        "heads": heads,
+        "similarity_unit": unit,
+        "similarity_best": best,
+        "copying": options["copying"] and can_copy,
+    }
+    return GnnOptions(**options)

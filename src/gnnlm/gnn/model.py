@@ -1,10 +1,10 @@
 """The graph network between a frozen language model and its frozen softmax.
 
-A token attends to the last `context` tokens of its document. Blocks of a longer text are scored one after
-another with the keys and values that the layers carry, so that the result does not depend on where the blocks are cut.
+A token attends to the last `context` tokens of its document. Blocks of a longer text are scored one after another with
+the keys and values that the layers carry, so the result does not depend on where the blocks are cut.
 
-Neighbour states depend on their row alone. They are computed here, once per distinct row of the batch, a chunk of rows
-at a time through all layers; or, for a trained network, they are read from a cache.
+Neighbour states depend on their row alone. They are computed here once per distinct row of the batch, a chunk of rows
+at a time through all layers, or read from the cache of a trained network.
 
 Shapes: B blocks, T tokens, M carried tokens, U rows, W window slots, P positions, N = B T, S sources of a token,
 D base width, E = D width of token embeddings, V vocabulary.
@@ -13,8 +13,7 @@ D base width, E = D width of token embeddings, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -27,90 +26,27 @@ from torch.utils.checkpoint import checkpoint
 
 from gnnlm.artifact import writing
 from gnnlm.errors import ArtifactError
+from gnnlm.gnn.carry import Carry
 from gnnlm.gnn.gnn_options import GnnOptions
-from gnnlm.gnn.layer import CONTEXT, NEIGHBOUR, GnnLayer, KeysValues, Sources
+from gnnlm.gnn.layer import GnnLayer, Sources
+from gnnlm.gnn.layer_weights import CONTEXT, NEIGHBOUR
 from gnnlm.graph.batch import Graph, band_mask
 
-CHUNK_SLOTS = 2048  # window slots that go through all layers at once: they stay in a CPU's cache
+CHUNK_SLOTS = 2048  # window slots that go through all layers at once; they fit into a CPU's cache
 
 
 class LayerAttention(NamedTuple):
-    """A layer's attention: over the edges from neighbours, and over those from the carried and the new tokens.
-
-    Each is [B, T, H, S], with as many sources S as there are of its kind.
-    """
+    """A layer's attention over neighbours, and over carried and new tokens; S counts the sources of each kind."""
 
     inter_BTHS: Tensor
     intra_BTHS: Tensor
 
 
-@dataclass(frozen=True)
-class Carry:
-    """What one block passes on to the next: each layer's keys and values, and their positions.
-
-    A carry is immutable: reading on from it, cropping, selecting and joining leave it unchanged.
-    """
-
-    layers: tuple[KeysValues, ...]
-    position_BM: Tensor
-    document_BM: Tensor
-
-    def select(self, rows: Tensor) -> Carry:
-        """Some texts of the batch, in this order; a text may be taken more than once."""
-        return self._each(lambda tensor: tensor[rows])
-
-    def join(self, others: Sequence[Carry]) -> Carry:
-        """The texts of all, one after the other; shorter ones get padding in front."""
-        carries = [self, *others]
-        slots = max(carry.document_BM.shape[1] for carry in carries)
-
-        def joined(tensors: Sequence[Tensor], value: int = 0) -> Tensor:
-            padding = [(0, 0) * (tensor.dim() - 2) + (slots - tensor.shape[1], 0) for tensor in tensors]
-            return torch.cat([F.pad(tensor, pad, value=value) for tensor, pad in zip(tensors, padding, strict=True)])
-
-        layers = tuple(
-            (joined([key for key, _ in same]), joined([value for _, value in same]))
-            for same in zip(*(carry.layers for carry in carries), strict=True)
-        )
-        positions = joined([carry.position_BM for carry in carries])
-        return Carry(layers, positions, joined([carry.document_BM for carry in carries], -1))
-
-    def dropping(self, drop_B: Tensor) -> Carry:
-        """A carry without the last tokens of each text: they become padding, which no token attends to."""
-        slots = self.document_BM.shape[1]
-        most = int(drop_B.min()) if len(drop_B) else 0  # tokens dropped from every text are cut off
-        carry = self._each(lambda tensor: tensor[:, : slots - most]) if most else self
-        rest_B1 = (drop_B - most)[:, None].to(carry.document_BM.device)
-        # padding is never last here, so the last slots of a text are its last tokens
-        gone_BM = torch.arange(slots - most, device=rest_B1.device) >= slots - most - rest_B1
-        return replace(carry, document_BM=carry.document_BM.masked_fill(gone_BM, -1))._compact()
-
-    def kept(self, tokens: int) -> Carry:
-        """The last `tokens` slots, padding moved to the front."""
-        carry = self._compact()
-        drop = max(0, carry.document_BM.shape[1] - tokens)
-        return carry._each(lambda tensor: tensor[:, drop:]) if drop else carry
-
-    def _compact(self) -> Carry:
-        """Move padding in front of each text's tokens, and drop columns that are padding in every text."""
-        pad_BM = self.document_BM < 0
-        if not bool(pad_BM.any()):
-            return self
-        order_BM = pad_BM.int().argsort(dim=1, descending=True, stable=True)
-        lines_B1 = torch.arange(len(order_BM), device=order_BM.device)[:, None]
-        first = int(pad_BM.sum(1).min())
-        return self._each(lambda tensor: tensor[lines_B1, order_BM][:, first:])
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Carry:
-        layers = tuple((change(key), change(value)) for key, value in self.layers)
-        return Carry(layers, change(self.position_BM), change(self.document_BM))
-
-
 class SourceCache(Protocol):
-    """Neighbour states of a trained network, by row and layer."""
+    """Neighbour states of a trained network, stored by row and layer."""
 
     def sources(self, graph: Graph) -> Iterator[Sources]:
-        """What the inter edges of each layer read."""
+        """Yield what the inter edges of each layer read."""
         ...
 
 
@@ -139,7 +75,6 @@ class GnnModel(nn.Module):
             GnnLayer(options, last=number == options.layers - 1) for number in range(options.layers)
         )
         if options.width != options.base_width:
-            # one for all nodes, which are states of the same model, unless there is one for each type
             self.narrow = nn.Linear(options.base_width, options.width)
             if options.typed_input:
                 self.narrow_neighbour = nn.Linear(options.base_width, options.width)
@@ -156,9 +91,10 @@ class GnnModel(nn.Module):
         rollback: int = 0,
         watch: list[LayerAttention] | None = None,
     ) -> tuple[Tensor, Carry]:
-        """Updated states [B, T, D], and what the next block of the same texts needs.
+        """Return updated states [B, T, D], and what the next block of the same texts needs.
 
-        The last `rollback` tokens can later be dropped from the carry. Each layer's attention is added to `watch`.
+        The carry is long enough to drop up to `rollback` tokens from it later. If `watch` is given, each layer's
+        attention is appended to it.
         """
         options = self.options
         batch, tokens = graph.document_BT.shape
@@ -175,15 +111,15 @@ class GnnModel(nn.Module):
         for number, (past, sources) in enumerate(zip(carry.layers, per_layer, strict=True)):
             layer = self.layer(number)
             if watch is not None:
-                inter_BTHS = layer.attention(context_BTD, sources, graph)
-                watch.append(LayerAttention(inter_BTHS, layer.context_attention(context_BTD, past, band_BTS)))
+                inter_BTHS = layer.inter_attention(context_BTD, sources, graph)
+                watch.append(LayerAttention(inter_BTHS, layer.intra_attention(context_BTD, past, band_BTS)))
             context_BTD, (key_BSD, value_BSD) = layer(context_BTD, past, band_BTS, sources, graph)
             layers.append((key_BSD.detach(), value_BSD.detach()))
         after = Carry(tuple(layers), position_BS, document_BS).kept(options.context - 1 + rollback)
         return self._leave(graph.context_BTD, context_BTD), after
 
     def freeze(self) -> GnnModel:
-        """Prepare for prediction only: no dropout, and weights folded once."""
+        """Prepare for prediction: turn dropout off and fold the weights once."""
         self.eval()
         for number in range(self.options.layers):
             self.layer(number).freeze()
@@ -205,7 +141,7 @@ class GnnModel(nn.Module):
     # -- neighbour states ----------------------------------------------------------------------------------
 
     def sources(self, graph: Graph) -> Iterator[Sources]:
-        """What the inter edges of each layer read, computed from the windows' states."""
+        """Yield what the inter edges of each layer read, computed from the states of the windows."""
         windows, slots = graph.windows, self.options.inter_slots
         states_PD = self.enter(windows.states_PD, NEIGHBOUR)
         static_PD = self.layer(0).pre_norm(states_PD)
@@ -226,7 +162,10 @@ class GnnModel(nn.Module):
             yield Sources((table, *extra_tables), (lines_NS, *extra_lines), mask_NS)
 
     def window_states(self, states_PD: Tensor, place_UW: Tensor, slot_UW: Tensor) -> Iterator[Tensor]:
-        """Window states after each layer that updates them, of the slots that inter edges lead from, [U, slots, D]."""
+        """Yield window states after each layer that updates them, [U, slots, D].
+
+        The slots are those that inter edges lead from.
+        """
         layers = [layer for layer in map(self.layer, range(self.options.layers)) if layer.updates_neighbours]
         if not layers:
             return iter(())
@@ -256,7 +195,7 @@ class GnnModel(nn.Module):
         return (torch.cat(layer_parts) for layer_parts in zip(*parts, strict=True))
 
     def features(self, tokens: Tensor) -> Tensor:
-        """The lines of tokens in the table of token features."""
+        """Return the lines of tokens in the table of token features; -1, past a document's end, has the last line."""
         return torch.where(tokens < 0, len(self.features_VE) - 1, tokens)
 
     def layer(self, number: int) -> GnnLayer:
@@ -267,7 +206,7 @@ class GnnModel(nn.Module):
     # -- in, out, on disk ----------------------------------------------------------------------------------
 
     def enter(self, states: Tensor, kind: int = CONTEXT) -> Tensor:
-        """The base model's states as nodes of a type, input of the first layer."""
+        """Return the base model's states as input of the first layer, for nodes of a type."""
         if self.options.width == self.options.base_width:
             return states
         narrow = self.narrow_neighbour if self.options.typed_input and kind == NEIGHBOUR else self.narrow
@@ -299,17 +238,17 @@ class GnnModel(nn.Module):
 
 
 def token_features(embeddings_VD: Tensor) -> Tensor:
-    """Frozen embeddings at unit scale, and a last line of zeros for the position past a document's end."""
+    """Return the embeddings after a layer norm, and a last line of zeros for the position past a document's end."""
     scaled_VD = F.layer_norm(embeddings_VD, embeddings_VD.shape[-1:])
     return torch.cat([scaled_VD, torch.zeros_like(scaled_VD[:1])])
 
 
 def edge_lines(graph: Graph, lines_US: Tensor) -> Tensor:
-    """The line of every inter edge's source, [N, S], from the lines of the slots they lead from."""
+    """Return the line of every inter edge's source, [N, S], given the lines of window slots."""
     return lines_US[graph.rows_BTK.flatten(0, 1)].flatten(1)
 
 
 def edge_mask(graph: Graph, slots: slice) -> Tensor:
-    """Which inter edges are real, [N, S]."""
+    """Return which inter edges are real, [N, S]."""
     mask_BTKS = graph.edge_BTK[..., None] & graph.windows.slot_UW[:, slots][graph.rows_BTK]
     return mask_BTKS.flatten(0, 1).flatten(1)

@@ -1,15 +1,15 @@
 """The graph of a batch, as tensors: no edge lists, no loop over tokens.
 
 Context nodes are B blocks of T positions in the order of their texts. Neighbour nodes are the windows of the U rows
-that the batch retrieves, each slot a line in a table of the P positions they touch. Two context tokens that retrieve
-the same row share its window, and windows of different rows are never joined, even where they overlap in the
-corpus: they share the states read from the store, not the updated states.
+that the batch retrieves. Each slot of a window is a line in a table of the P positions that all windows touch. Two
+context tokens that retrieve the same row share its window. Windows of different rows that overlap in the corpus share
+the states read from the store, but not the updated states.
 
     intra, context:    j -> i where j <= i, i - j < context, same document    (band_mask)
-    intra, neighbour:  adjacent slots of one window                           (the layer knows)
+    intra, neighbour:  adjacent slots of one window                           (GnnLayer.update_windows)
     inter:             slot w of row rows_BTK[b, t, k] -> token (b, t)        (rows_BTK, edge_BTK, slot_UW)
 
-This module does not depend on files, indexes or models.
+This module knows nothing of files, indexes or models.
 
 Shapes: B blocks, T tokens, K neighbours, U rows, W window slots, P positions, D width.
 """
@@ -20,9 +20,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+Value = TypeVar("Value", "Windows", "Graph")
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,12 @@ class Windows:
     tokens_P: Tensor
 
     def to(self, device: torch.device) -> Windows:
-        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return _moved(self, device)
 
 
 @dataclass(frozen=True)
 class Context:
-    """Context nodes: their states, positions in their text (0: nothing was read), document numbers (-1: padding)."""
+    """Context nodes: states, positions in their text (0: nothing was read yet) and document numbers (-1: padding)."""
 
     states_BTD: Tensor
     position_BT: Tensor
@@ -62,15 +65,19 @@ class Graph:
 
     @cached_property
     def nearest_BT(self) -> Tensor:
-        """The similarity of each token's nearest neighbour; minus infinity where it has none."""
+        """The similarity of each token's nearest neighbour; minus infinity for a token without neighbours."""
         return self.similarity_BTK.masked_fill(~self.edge_BTK, -math.inf).amax(-1)
 
     def to(self, device: torch.device) -> Graph:
-        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return _moved(self, device)
+
+
+def _moved(value: Value, device: torch.device) -> Value:
+    return replace(value, **{field.name: getattr(value, field.name).to(device) for field in fields(value)})
 
 
 def distinct_rows(neighbours_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The distinct rows of a neighbour table, each entry's place among them, and which entries are real.
+    """Return the distinct rows of a neighbour table, each entry's place among them, and which entries are real.
 
     >>> rows, place, real = distinct_rows(torch.tensor([[[9, 4], [9, -1]]]))
     >>> rows.tolist(), place.tolist(), real.tolist()
@@ -80,16 +87,16 @@ def distinct_rows(neighbours_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     found = neighbours_BTK[real_BTK]
     rows_U, place = torch.unique(found, return_inverse=True)
     if not len(rows_U):
-        rows_U = torch.zeros(1, dtype=neighbours_BTK.dtype)  # a row that no edge uses: no tensor is empty
+        rows_U = torch.zeros(1, dtype=neighbours_BTK.dtype)  # a row that no edge uses, so that no tensor is empty
     rows_BTK = torch.zeros_like(neighbours_BTK)
     rows_BTK[real_BTK] = place
     return rows_U, rows_BTK, real_BTK
 
 
 def window_positions(rows_U: Tensor, first_U: Tensor, last_U: Tensor, left: int, right: int) -> tuple[Tensor, Tensor]:
-    """Positions of each row's window and which of them lie inside its document.
+    """Return the positions of each row's window, and which of them lie inside the row's document.
 
-    Slots outside point at the row itself, so that they can be gathered; the mask removes them.
+    Slots outside get the position of the row itself, so that they can be gathered; the mask excludes them.
 
     >>> positions, inside = window_positions(torch.tensor([5]), torch.tensor([5]), torch.tensor([9]), 1, 1)
     >>> positions.tolist(), inside.tolist()
@@ -107,9 +114,9 @@ def build_graph(
     windows_of: Callable[[Tensor], Windows],
     distinct: bool = True,
 ) -> Graph:
-    """Join context blocks with the windows of what they retrieve.
+    """Join context blocks with the windows of the rows that they retrieve.
 
-    Unless `distinct`, each neighbour has its own window: cheaper when nothing is computed per window.
+    Unless `distinct`, each neighbour has its own window, which is cheaper if nothing is computed per window.
     """
     if distinct:
         rows_U, rows_BTK, edge_BTK = distinct_rows(neighbours_BTK)
@@ -129,10 +136,10 @@ def build_graph(
 
 
 def band_mask(position_BS: Tensor, document_BS: Tensor, tokens: int, context: int) -> Tensor:
-    """Which of S source tokens each of the last `tokens` tokens attends to, [B, T, S].
+    """Return which of S source tokens each of the last `tokens` tokens attends to, [B, T, S].
 
-    A token attends to itself and to those of the `context` - 1 positions before it in its document that are among
-    the sources; padding (document -1) to itself alone.
+    A token attends to itself and to the sources at the `context` - 1 positions before it in its document. Padding
+    (document -1) attends to itself alone.
 
     >>> band_mask(torch.tensor([[4, 5, 6, 7]]), torch.tensor([[0, 0, 0, 1]]), 3, 2).int().tolist()
     [[[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]]]

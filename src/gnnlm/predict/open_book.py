@@ -18,7 +18,8 @@ from torch import Tensor
 
 from gnnlm.datastore.store import Store
 from gnnlm.errors import ConfigError, ModelError
-from gnnlm.gnn.model import Carry, LayerAttention
+from gnnlm.gnn.carry import Carry
+from gnnlm.gnn.model import LayerAttention
 from gnnlm.graph.batch import Context
 from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.window_reader import LMPast, WindowReader

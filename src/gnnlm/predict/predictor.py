@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from gnnlm.errors import ConfigError
-from gnnlm.gnn.model import Carry, GnnModel, LayerAttention, SourceCache
+from gnnlm.gnn.carry import Carry
+from gnnlm.gnn.model import GnnModel, LayerAttention, SourceCache
 from gnnlm.graph.batch import Context
 from gnnlm.lm.head import Confidence, Head
 from gnnlm.predict.graphs import GraphBuilder

@@ -34,7 +34,8 @@ from gnnlm.datastore.tables import JoinedTable, Table, joined_table
 from gnnlm.engine import Work
 from gnnlm.errors import ArtifactError
 from gnnlm.gnn.gnn_options import GnnOptions
-from gnnlm.gnn.layer import NEIGHBOUR, Sources
+from gnnlm.gnn.layer import Sources
+from gnnlm.gnn.layer_weights import NEIGHBOUR
 from gnnlm.gnn.model import GnnModel, edge_lines, edge_mask
 from gnnlm.graph.batch import Graph, Windows
 from gnnlm.predict.graphs import GraphBuilder
