@@ -142,5 +142,5 @@ def test_the_schema_describes_what_is_added(client: httpx.Client) -> None:
     assert {"/v1/completions", "/v1/chat/completions", "/v1/score", "/tokenize", "/metrics"} <= set(schema["paths"])
     fields = schema["components"]["schemas"]["CompletionBody"]["properties"]
     assert all(fields[name]["description"] for name in ("only", "exclude", "sources", "search", "draft"))
-    assert "share" in schema["components"]["schemas"]["SourceOut"]["properties"]
+    assert "share" in schema["components"]["schemas"]["Source"]["properties"]
     assert all("422" not in one["responses"] for path in schema["paths"].values() for one in path.values())

@@ -14,12 +14,13 @@ from starlette.types import ASGIApp
 
 from gnnlm import __version__
 from gnnlm.errors import ConfigError, CorpusError, GnnlmError
-from gnnlm.serve import document_routes, lookup_routes, responses, static_page, writing_routes
-from gnnlm.serve.api_errors import Problem, json_response
+from gnnlm.serve import document_routes, lookup_routes, static_page, writing_routes
+from gnnlm.serve.api_errors import Problem
 from gnnlm.serve.context import Desk, desk_of
 from gnnlm.serve.limits import Keys, Limits
 from gnnlm.serve.metrics import Metrics
 from gnnlm.serve.middleware import Guard
+from gnnlm.serve.responses import ERRORS, ServerState
 from gnnlm.serve.runs import Runs
 from gnnlm.serve.worker import Worker
 
@@ -64,17 +65,17 @@ def make_app(desk: Desk, loopback: bool = False) -> ASGIApp:
 
 
 def _add_states(app: FastAPI) -> None:
-    @app.get("/healthz", responses={200: {"model": responses.State}})
-    async def healthz() -> Response:
+    @app.get("/healthz")
+    async def healthz() -> ServerState:
         """Whether the process is alive."""
-        return json_response({"status": "ok"})
+        return ServerState(status="ok")
 
-    @app.get("/readyz", responses={200: {"model": responses.State}, 503: responses.ERRORS[503]})
-    async def readyz(request: Request) -> Response:
+    @app.get("/readyz", responses={503: ERRORS[503]})
+    async def readyz(request: Request) -> ServerState:
         """Whether requests are taken."""
         if not desk_of(request).worker.ready:
             raise Problem(503, "the server takes no requests now", code="not_ready")
-        return json_response({"status": "ready"})
+        return ServerState(status="ready")
 
     @app.get("/metrics", response_class=Response)
     async def metrics(request: Request) -> Response:

@@ -1,10 +1,19 @@
-"""The bodies of answers, for the OpenAPI schema."""
+"""The bodies of responses. `/openapi.json` is generated from these models.
+
+Fields that are not set are left out of completions and chat completions: `gnnlm`, `usage`, `spans`, and what a chunk of
+a stream does not repeat.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
+
+from gnnlm.answers import Neighbour, StoredDocument
+from gnnlm.write.attribution import Span, Token
 
 
 class ErrorObject(BaseModel):
@@ -19,9 +28,9 @@ class ErrorBody(BaseModel):
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "The request makes no sense, or goes beyond a limit."},
-    401: {"model": ErrorBody, "description": "No API key, or a wrong one."},
-    404: {"model": ErrorBody, "description": "No such model, document or path."},
+    400: {"model": ErrorBody, "description": "The request is not valid, or exceeds a limit."},
+    401: {"model": ErrorBody, "description": "The API key is missing or wrong."},
+    404: {"model": ErrorBody, "description": "There is no such model, document or path."},
     408: {"model": ErrorBody, "description": "The request did not arrive in time."},
     413: {"model": ErrorBody, "description": "The body is too large."},
     429: {"model": ErrorBody, "description": "Too many requests are waiting; see Retry-After."},
@@ -29,31 +38,25 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class SourceOut(BaseModel):
-    """A place in the store that voted for a token; `start` and `end` are characters of the document."""
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
 
-    document: str
-    start: int
-    end: int
-    before: str
-    token: str
-    after: str
-    similarity: float
-    share: float = Field(description="Its exact share in the token's probability, before temperature and filters.")
-    position: int
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int = 0) -> Usage:
+        total = prompt_tokens + completion_tokens
+        return cls(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, total_tokens=total)
 
 
-class TokenOut(BaseModel):
-    text: str
-    id: int
-    log_prob: float
-    base_log_prob: float = Field(description="What the base model alone thinks of it.")
-    book: float = Field(description="The share of all sources together; the rest is the model's own.")
-    sources: list[SourceOut]
+# -- completions and chat completions --------------------------------------------------------------------------
 
 
-class SpanOut(BaseModel):
-    """Tokens first..last of the text, which follow one passage of a document word for word."""
+class CopiedSpan(BaseModel):
+    """Tokens `first` to `last` of the text, which follow one passage of a document word for word.
+
+    `start` and `end` are characters of the document. `share` is the mean share of the passage in these tokens.
+    """
 
     text: str
     first: int
@@ -65,38 +68,38 @@ class SpanOut(BaseModel):
     tokens: int
     characters: int
 
+    @classmethod
+    def of(cls, span: Span) -> CopiedSpan:
+        return cls(**asdict(span), tokens=span.tokens, characters=span.end - span.start)
 
-class Details(BaseModel):
-    """What an open book adds, if `sources` is set. In a stream, spans come with the last chunk of a text."""
 
-    tokens: list[TokenOut]
-    spans: list[SpanOut] | None = None
-    steps: int = Field(description="Steps so far; in a stream, up to this chunk. So are the counts below.")
+class OpenBookDetails(BaseModel):
+    """What an open book adds to a choice if `sources` is set. In a stream, spans come with the last chunk of a text."""
+
+    tokens: Sequence[Token]
+    steps: int = Field(description="Steps so far; in a stream, up to this chunk. The same holds for the counts below.")
     drafted: int
     accepted: int
     searches: int
     seconds: float
+    spans: list[CopiedSpan] | None = None
 
 
-class Usage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+class CompletionLogprobs(BaseModel):
+    """Lists with one entry for each token."""
 
-
-class Logprobs(BaseModel):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
-    text_offset: list[int] = Field(description="Characters of the returned text.")
+    text_offset: list[int] = Field(description="Where each token begins, in characters of the returned text.")
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     index: int
-    text: str
-    logprobs: Logprobs | None
     finish_reason: str | None = Field(description="`stop` or `length`; null in a stream until the end.")
-    gnnlm: Details | None = None
+    logprobs: CompletionLogprobs | None
+    text: str
+    gnnlm: OpenBookDetails | None = None
 
 
 class Completion(BaseModel):
@@ -106,26 +109,48 @@ class Completion(BaseModel):
     object: str
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: Usage | None = None
 
 
 class ChatMessage(BaseModel):
     role: str
     content: str
-    refusal: str | None = None
+    refusal: str | None
+
+
+class ChatDelta(BaseModel):
+    """What a chunk of a stream adds to a message."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class TokenLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatTokenLogprob]
+    refusal: None = Field(description="Always null.")
 
 
 class ChatChoice(BaseModel):
     index: int
+    finish_reason: str | None = Field(description="`stop` or `length`; null in a stream until the end.")
+    logprobs: ChatLogprobs | None
     message: ChatMessage | None = None
-    delta: dict[str, str] | None = None
-    logprobs: dict[str, Any] | None
-    finish_reason: str | None
-    gnnlm: Details | None = None
+    delta: ChatDelta | None = None
+    gnnlm: OpenBookDetails | None = None
 
 
-class Chat(BaseModel):
+class ChatCompletion(BaseModel):
     """With `stream`, server-sent events with `delta` in place of `message`."""
 
     id: str
@@ -136,11 +161,14 @@ class Chat(BaseModel):
     usage: Usage | None = None
 
 
-class ModelOut(BaseModel):
+# -- models, scores, lookups -----------------------------------------------------------------------------------
+
+
+class ModelInfo(BaseModel):
     id: str
-    object: str
+    object: Literal["model"] = "model"
     created: int
-    owned_by: str
+    owned_by: Literal["gnnlm"] = "gnnlm"
     run: str
     predictor: str
     documents: int
@@ -149,71 +177,61 @@ class ModelOut(BaseModel):
 
 
 class ModelList(BaseModel):
-    object: str
-    data: list[ModelOut]
+    object: Literal["list"] = "list"
+    data: list[ModelInfo]
 
 
-class ScoredToken(BaseModel):
+class TokenScore(BaseModel):
     text: str
     id: int
     start: int
     end: int
     log_probs: dict[str, float]
-    top1: dict[str, bool] = Field(description="Whether it was the likeliest token.")
+    top1: dict[str, bool] = Field(description="Whether the token was the likeliest one.")
 
 
-class ScoreOut(BaseModel):
+class TextScore(BaseModel):
+    object: Literal["score"] = "score"
     index: int
-    tokens: list[ScoredToken]
+    tokens: list[TokenScore]
     perplexity: dict[str, float | None]
 
 
 class ScoreList(BaseModel):
-    object: str
+    object: Literal["list"] = "list"
     model: str
-    data: list[ScoreOut]
+    data: list[TextScore]
     usage: Usage
 
 
-class NeighborOut(BaseModel):
-    document: str
-    similarity: float
-    position: int
-    start: int
-    end: int
-    before: str
-    token: str
-    after: str
-
-
-class NeighborsOf(BaseModel):
+class TokenNeighbors(BaseModel):
     text: str
     id: int
     start: int
     end: int
-    neighbors: list[NeighborOut]
+    neighbors: list[Neighbour]
 
 
 class NeighborList(BaseModel):
-    object: str
+    object: Literal["list"] = "list"
     model: str
-    data: list[NeighborsOf]
+    data: list[TokenNeighbors]
 
 
-class Candidate(BaseModel):
+class NextToken(BaseModel):
     id: int
     text: str
     log_probs: dict[str, float]
 
 
-class NextOut(BaseModel):
+class NextTokenList(BaseModel):
     """Every token that is among the likeliest of some predictor, with its log-probability under all of them."""
 
-    object: str
+    object: Literal["next"] = "next"
     model: str
     predictors: list[str]
     top: dict[str, list[int]] = Field(description="The ids of each predictor's likeliest tokens, likeliest first.")
-    data: list[Candidate]
+    data: list[NextToken]
 
 
 class ContextToken(BaseModel):
@@ -221,35 +239,41 @@ class ContextToken(BaseModel):
     text: str
 
 
-class AttentionOut(BaseModel):
-    """Where the graph network looks to predict the next token. Attention is shown as attention, never as cause."""
+class AttentionWeights(BaseModel):
+    """Where the graph network looks to predict the next token. Attention is not a cause of the prediction."""
 
-    object: str
+    object: Literal["attention"] = "attention"
     model: str
-    neighbors: list[NeighborOut]
+    neighbors: list[Neighbour]
     by_neighbor: list[list[float]] = Field(description="[layers][neighbours]: mean over heads; sums to one.")
     by_slot: list[list[list[float]]] = Field(description="[layers][neighbours][slots of a neighbour's window].")
     by_context: list[list[float]] = Field(description="[layers][tokens of `context`]: mean over heads; sums to one.")
-    context: list[ContextToken] = Field(description="The last tokens, which the network also reads.")
+    context: list[ContextToken] = Field(description="The last tokens of the text, which the network also reads.")
 
 
-class DocumentOut(BaseModel):
-    name: str
-    tokens: int
-    tags: list[str]
+# -- documents -------------------------------------------------------------------------------------------------
 
 
 class DocumentList(BaseModel):
-    object: str
+    object: Literal["list"] = "list"
     model: str
     generation: int = Field(description="The generation of the store; 0 is the run as it was built.")
-    changeable: bool = Field(description="Whether this server lets documents be added and removed.")
+    changeable: bool = Field(description="Whether documents can be added and removed on this server.")
     total: int
-    data: list[DocumentOut]
+    data: list[StoredDocument]
 
 
-class ChangeOut(BaseModel):
-    object: str
+class DocumentBody(BaseModel):
+    object: Literal["document"] = "document"
+    model: str
+    tokens: int
+    name: str
+    text: str
+    offsets: list[int] = Field(description="Where each token begins, in characters, then where the last one ends.")
+
+
+class StoreChange(BaseModel):
+    object: Literal["change"] = "change"
     model: str
     generation: int
     added: int
@@ -259,7 +283,7 @@ class ChangeOut(BaseModel):
     overlapping: list[str] = Field(description="Added documents that share text with the run's valid or test split.")
 
 
-class GenerationOut(BaseModel):
+class GenerationSummary(BaseModel):
     generation: int
     made: str
     by: str
@@ -270,31 +294,37 @@ class GenerationOut(BaseModel):
     segments: int
 
 
-class HistoryOut(BaseModel):
-    object: str
+class GenerationList(BaseModel):
+    object: Literal["list"] = "list"
     model: str
-    data: list[GenerationOut]
+    data: list[GenerationSummary]
 
 
-class DocumentTextOut(BaseModel):
-    object: str
-    model: str
-    name: str
-    tokens: int
-    text: str
-    offsets: list[int] = Field(description="Where each token begins, in characters, then where the last one ends.")
+# -- tokens and state ------------------------------------------------------------------------------------------
 
 
-class Tokens(BaseModel):
+class TokenIds(BaseModel):
     tokens: list[int]
     count: int
     max_model_len: int
     offsets: list[int]
 
 
-class Detokenized(BaseModel):
+class DetokenizedText(BaseModel):
     prompt: str
 
 
-class State(BaseModel):
+class TokenizerInfo(BaseModel):
+    tokenizer_class: str
+    bos_token: str | None = Field(description="What the model reads before every text.")
+    bos_token_id: int
+    eos_token: str | None
+    eos_token_ids: list[int]
+    pad_token: str | None
+    vocab_size: int
+    add_bos_token: bool
+    chat_template: str | None
+
+
+class ServerState(BaseModel):
     status: str

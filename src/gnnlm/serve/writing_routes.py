@@ -8,16 +8,25 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from gnnlm.serve import openai
-from gnnlm.serve.api_errors import Problem, encoded, json_response
+from gnnlm.serve.api_errors import Problem, encoded
 from gnnlm.serve.context import Desk, desk_of, found_run, while_connected
-from gnnlm.serve.openai import Given, Text
+from gnnlm.serve.openai import TokenizedPrompt
 from gnnlm.serve.requests import ChatBody, CompletionBody, Writing
-from gnnlm.serve.responses import ERRORS, Chat, Completion
+from gnnlm.serve.responses import (
+    ERRORS,
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    Completion,
+    CompletionChoice,
+    Usage,
+)
 from gnnlm.serve.runs import Served
 from gnnlm.serve.worker import Asked, News
 from gnnlm.write.request import request
@@ -27,11 +36,12 @@ router = APIRouter(responses=ERRORS)
 CHAT_TOKENS = 512  # written if a chat does not say how many
 
 
-class Letters:
-    """News for the event loop, from the worker's thread."""
+class UpdateQueue:
+    """Updates of texts, from the worker's thread to the event loop."""
 
     def __init__(self) -> None:
-        self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[News | Problem]()
+        self._loop = asyncio.get_running_loop()
+        self._queue = asyncio.Queue[News | Problem]()
 
     def put(self, item: News | Problem) -> None:
         if not self._loop.is_closed():
@@ -45,13 +55,12 @@ class Letters:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A request that has been checked: what is written, and how it is shown."""
+class TextRequest:
+    """A request that has been checked: what is written, and how the answer shows it."""
 
     run: Served
-    model: str
     body: Writing
-    prompts: Sequence[Given]
+    prompts: Sequence[TokenizedPrompt]
     order: Order
     n: int
     best_of: int
@@ -59,161 +68,134 @@ class Job:
     echo: bool = False
     chat: bool = False
 
-    @property
-    def texts(self) -> int:
-        return len(self.prompts) * self.n
-
-    def asked(self, letters: Letters) -> Asked:
-        stream = bool(self.body.stream)
+    def asked(self, updates: UpdateQueue) -> Asked:
         prompts = [prompt.read for prompt in self.prompts]
-        return Asked(self.run, prompts, self.order, self.best_of, self.body.sources, stream, letters)
+        return Asked(self.run, prompts, self.order, self.best_of, self.body.sources, bool(self.body.stream), updates)
 
-    def tokens_of_prompts(self) -> int:
-        return sum(len(prompt.ids) for prompt in self.prompts)
+    def envelope(self) -> dict[str, Any]:
+        if not self.chat:
+            return openai.envelope("text_completion", "cmpl", self.body.model)
+        kind = "chat.completion.chunk" if self.body.stream else "chat.completion"
+        return openai.envelope(kind, "chatcmpl", self.body.model)
 
-    def envelope(self, chunk: bool) -> dict[str, Any]:
-        if self.chat:
-            return openai.envelope("chat.completion.chunk" if chunk else "chat.completion", "chatcmpl", self.model)
-        return openai.envelope("text_completion", "cmpl", self.model)
+    def answer(
+        self, head: dict[str, Any], choices: Sequence[Any], **usage: Usage | None
+    ) -> Completion | ChatCompletion:
+        return (ChatCompletion if self.chat else Completion)(**head, choices=list(choices), **usage)
 
-    def choice(self, number: int, text: Text) -> dict[str, Any]:
-        """A finished text."""
-        assert text.ending is not None
-        assert text.counts is not None
-        choice: dict[str, Any] = {"index": number, "finish_reason": text.ending.reason}
-        choice["logprobs"] = self._logprobs(number, text, first=True)
-        if self.chat:
-            choice["message"] = {"role": "assistant", "content": text.text, "refusal": None}
-        else:
-            choice["text"] = (self.prompts[number // self.n].text if self.echo else "") + text.text
-        if self.body.sources is not None:
-            choice["gnnlm"] = openai.details(text.tokens, text.counts, text.ending)
-        return choice
-
-    def part(self, news: News, first: bool) -> dict[str, Any]:
-        """What is new of a text."""
-        text = Text()
-        text.add(news)
-        words = (self.prompts[news.number // self.n].text if self.echo and first else "") + text.text
-        choice: dict[str, Any] = {"index": news.number, "finish_reason": None}
-        choice["logprobs"] = self._logprobs(news.number, text, first)
-        if self.chat:
-            choice["delta"] = {**({"role": "assistant"} if first else {}), "content": words}
-        else:
-            choice["text"] = words
-        if self.body.sources is not None:
-            choice["gnnlm"] = openai.details(text.tokens, news.counts, None)
-        return choice
-
-    def end(self, news: News) -> dict[str, Any]:
-        """The last part of a text: nothing new but how it ended."""
-        assert news.ending is not None
-        choice: dict[str, Any] = {"index": news.number, "finish_reason": news.ending.reason}
-        choice["logprobs"] = self._logprobs(news.number, Text(), first=False)
-        choice["delta" if self.chat else "text"] = {} if self.chat else ""
-        if self.body.sources is not None:
-            choice["gnnlm"] = openai.details([], news.counts, news.ending)
-        return choice
-
-    def _logprobs(self, number: int, text: Text, first: bool) -> dict[str, Any] | None:
-        if self.logprobs is None:
-            return None
+    def choice(self, number: int, news: News, first: bool = True) -> CompletionChoice | ChatChoice:
+        """What is new of a text; without `stream`, all of it."""
         lm = self.run.book.model.lm
-        if self.chat:
-            return openai.chat_logprobs(lm, text.records, self.logprobs)
-        given = self.prompts[number // self.n] if self.echo and first else None
-        return openai.legacy_logprobs(lm, text.records, self.logprobs, given, text.scored)
+        choice: CompletionChoice | ChatChoice
+        if not self.chat:
+            echoed = self.prompts[number // self.n] if self.echo and first else None
+            choice = openai.completion_choice(number, lm, news, self.logprobs, echoed)
+        else:
+            choice = openai.chat_choice(number, lm, news, self.logprobs)
+            if self.body.stream:
+                choice.delta = openai.chat_delta(news, first)
+            else:
+                choice.message = ChatMessage(role="assistant", content=openai.text_of(news), refusal=None)
+        if self.body.sources is not None:
+            choice.gnnlm = openai.details(news)
+        return choice
+
+    def usage(self, written: int) -> Usage:
+        return Usage.of(sum(len(prompt.ids) for prompt in self.prompts), written)
 
 
-@router.post("/v1/completions", responses={200: {"model": Completion}})
-async def completions(request: Request, body: CompletionBody) -> Response:
-    """Write on from prompts."""
+@router.post("/v1/completions", response_model=Completion, response_model_exclude_unset=True)
+async def completions(request: Request, body: CompletionBody) -> Completion | ChatCompletion | StreamingResponse:
+    """Continue prompts."""
     found = await found_run(request, body, body.attach)
-    return await _answer(request, await run_in_threadpool(_completion_job, desk_of(request), body, *found))
+    return await _answer(request, await run_in_threadpool(_completion_request, desk_of(request), body, *found))
 
 
-@router.post("/v1/chat/completions", responses={200: {"model": Chat}})
-async def chat_completions(request: Request, body: ChatBody) -> Response:
+@router.post("/v1/chat/completions", response_model=ChatCompletion, response_model_exclude_unset=True)
+async def chat_completions(request: Request, body: ChatBody) -> Completion | ChatCompletion | StreamingResponse:
     """Answer a conversation, with a model whose tokenizer has a chat template."""
     found = await found_run(request, body, body.attach)
-    return await _answer(request, await run_in_threadpool(_chat_job, desk_of(request), body, *found))
+    return await _answer(request, await run_in_threadpool(_chat_request, desk_of(request), body, *found))
 
 
-async def _answer(request: Request, job: Job) -> Response:
-    desk, letters = desk_of(request), Letters()
-    asked = job.asked(letters)
+async def _answer(request: Request, wanted: TextRequest) -> Completion | ChatCompletion | StreamingResponse:
+    desk = desk_of(request)
+    updates = UpdateQueue()
+    asked = wanted.asked(updates)
     desk.worker.submit(asked)
-    if not job.body.stream:
+    if not wanted.body.stream:
         try:
-            return json_response(await while_connected(request, _whole(job, letters)))
+            return await while_connected(request, _whole(wanted, updates))
         finally:
             desk.worker.cancel(asked)
-    try:
-        first = await while_connected(
-            request, letters.get()
-        )  # an error before the first token is an answer with its own status
+    try:  # an error before the first token is an answer with its own status
+        first = await while_connected(request, updates.get())
     except BaseException:
         desk.worker.cancel(asked)
         raise
+    events = _events(desk, wanted, asked, updates, first)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_stream(desk, job, asked, letters, first), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-async def _whole(job: Job, letters: Letters) -> dict[str, Any]:
-    """The answer, when all texts are finished."""
-    texts = [Text() for _ in range(len(job.prompts) * job.best_of)]
-    left = len(texts)
-    while left:
-        news = await letters.get()
-        texts[news.number].add(news)
-        left -= news.ending is not None
-    written = sum(text.ending.tokens for text in texts if text.ending)
-    chosen: list[Text] = []
-    for first in range(0, len(texts), job.best_of):
-        some = texts[first : first + job.best_of]
-        chosen += some if job.best_of == job.n else sorted(some, key=lambda text: -text.mean)[: job.n]
-    return {
-        **job.envelope(chunk=False),
-        "choices": [job.choice(number, text) for number, text in enumerate(chosen)],
-        "usage": openai.usage(job.tokens_of_prompts(), written),
-    }
+async def _whole(wanted: TextRequest, updates: UpdateQueue) -> Completion | ChatCompletion:
+    """Return the answer when all texts are finished; each comes as one update."""
+    texts: dict[int, News] = {}
+    while len(texts) < len(wanted.prompts) * wanted.best_of:
+        news = await updates.get()
+        texts[news.number] = news
+    written = sum(news.ending.tokens for news in texts.values() if news.ending is not None)
+    chosen: list[News] = []
+    for first in range(0, len(texts), wanted.best_of):
+        some = [texts[number] for number in range(first, first + wanted.best_of)]
+        if wanted.best_of > wanted.n:
+            some = sorted(some, key=openai.mean_log_prob, reverse=True)[: wanted.n]
+        chosen += some
+    choices = [wanted.choice(number, news) for number, news in enumerate(chosen)]
+    return wanted.answer(wanted.envelope(), choices, usage=wanted.usage(written))
 
 
-async def _stream(desk: Desk, job: Job, asked: Asked, letters: Letters, first: News) -> AsyncIterator[bytes]:
-    """Server-sent events: parts of texts as they come, the end of each, the usage if asked for, and [DONE]."""
-    head = job.envelope(chunk=True)
-    counted = job.body.stream_options is not None and job.body.stream_options.include_usage
-    extra = {"usage": None} if counted else {}
-    left, written, begun, news = job.texts, 0, set[int](), first
+async def _events(
+    desk: Desk, wanted: TextRequest, asked: Asked, updates: UpdateQueue, news: News
+) -> AsyncIterator[bytes]:
+    """Yield server-sent events: what is new of each text, its end, the usage if asked for, and [DONE]."""
+    head = wanted.envelope()
+    counted = wanted.body.stream_options is not None and wanted.body.stream_options.include_usage
+    no_usage = {"usage": None} if counted else {}
+    unfinished = len(wanted.prompts) * wanted.n
+    written = 0
+    begun = set[int]()
     try:
         while True:
             if news.records or news.number not in begun:
-                part = job.part(news, news.number not in begun)
-                yield _event({**head, "choices": [part], **extra})
+                choice = wanted.choice(news.number, replace(news, ending=None), news.number not in begun)
+                yield _event(wanted.answer(head, [choice], **no_usage))
                 begun.add(news.number)
             if news.ending is not None:
-                left, written = left - 1, written + news.ending.tokens
-                yield _event({**head, "choices": [job.end(news)], **extra})
-            if not left:
+                end = replace(news, records=[], tokens=[], scored=[])
+                yield _event(wanted.answer(head, [wanted.choice(news.number, end, first=False)], **no_usage))
+                unfinished -= 1
+                written += news.ending.tokens
+            if not unfinished:
                 break
-            news = await letters.get()
+            news = await updates.get()
         if counted:
-            yield _event({**head, "choices": [], "usage": openai.usage(job.tokens_of_prompts(), written)})
+            yield _event(wanted.answer(head, [], usage=wanted.usage(written)))
         yield b"data: [DONE]\n\n"
     except Problem as problem:
-        yield _event(problem.body)
+        yield b"data: " + encoded(problem.body) + b"\n\n"
     finally:
         desk.worker.cancel(asked)
 
 
-def _event(value: Any) -> bytes:
-    return b"data: " + encoded(value) + b"\n\n"
+def _event(chunk: BaseModel) -> bytes:
+    return b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"
 
 
 # -- checking --------------------------------------------------------------------------------------------------
 
 
-def _completion_job(desk: Desk, body: CompletionBody, run: Served, predictor: str | None) -> Job:
+def _completion_request(desk: Desk, body: CompletionBody, run: Served, predictor: str | None) -> TextRequest:
     if body.suffix is not None:
         raise Problem(400, "suffix is not supported: these models write from left to right", param="suffix")
     n = body.n or 1
@@ -228,10 +210,10 @@ def _completion_job(desk: Desk, body: CompletionBody, run: Served, predictor: st
     order = _order(desk, run, predictor, body, tokens)
     echo = bool(body.echo)
     order = replace(order, top=body.logprobs or 0, scored=echo and body.logprobs is not None)
-    return Job(run, body.model, body, prompts, order, n, best_of, body.logprobs, echo)
+    return TextRequest(run, body, prompts, order, n, best_of, body.logprobs, echo)
 
 
-def _chat_job(desk: Desk, body: ChatBody, run: Served, predictor: str | None) -> Job:
+def _chat_request(desk: Desk, body: ChatBody, run: Served, predictor: str | None) -> TextRequest:
     if body.top_logprobs is not None and not body.logprobs:
         raise Problem(400, "top_logprobs: set logprobs to true as well", param="top_logprobs")
     messages = [
@@ -245,8 +227,8 @@ def _chat_job(desk: Desk, body: ChatBody, run: Served, predictor: str | None) ->
     tokens = body.max_completion_tokens or body.max_tokens or min(CHAT_TOKENS, desk.limits.max_tokens)
     top = body.top_logprobs or 0
     order = replace(_order(desk, run, predictor, body, tokens), top=top)
-    prompts = [Given("", ids, [0] * len(ids), ids)]
-    return Job(run, body.model, body, prompts, order, n, n, top if body.logprobs else None, chat=True)
+    prompts = [TokenizedPrompt("", ids, [0] * len(ids), ids)]
+    return TextRequest(run, body, prompts, order, n, n, top if body.logprobs else None, chat=True)
 
 
 def _order(desk: Desk, run: Served, predictor: str | None, body: Writing, tokens: int) -> Order:
@@ -277,18 +259,18 @@ def _order(desk: Desk, run: Served, predictor: str | None, body: Writing, tokens
     return replace(order, max_tokens=tokens)
 
 
-def _prompts(desk: Desk, run: Served, prompt: str | list[str] | list[int] | list[list[int]]) -> list[Given]:
+def _prompts(desk: Desk, run: Served, prompt: str | list[str] | list[int] | list[list[int]]) -> list[TokenizedPrompt]:
     several: list[Any] = [prompt] if isinstance(prompt, str) or type(prompt[0]) is int else prompt
     found = []
     for one in several:
         if isinstance(one, str):
             ids, starts = run.tokenize(one)
             desk.check_length(ids, "prompt")
-            found.append(Given(one, ids, starts, ids))
+            found.append(TokenizedPrompt(one, ids, starts, ids))
         else:
             run.check_ids(one, "prompt")
             desk.check_length(one, "prompt")
-            found.append(Given.of_ids(run.book.model.lm, one))
+            found.append(TokenizedPrompt.of_ids(run.book.model.lm, one))
     return found
 
 
