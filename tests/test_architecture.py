@@ -64,7 +64,6 @@ ONLY_IN = {
 
 KNOWN_TWINS = {  # class names that are still used twice; a name leaves this list with the last of its twins
     "Asked",
-    "Candidate",
     "Change",
     "Choice",
     "Counts",
@@ -72,7 +71,6 @@ KNOWN_TWINS = {  # class names that are still used twice; a name leaves this lis
     "Draft",
     "Found",
     "Generation",
-    "Job",
     "Listed",
     "Opened",
     "Order",
