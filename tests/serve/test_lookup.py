@@ -141,6 +141,6 @@ def test_the_schema_describes_what_is_added(client: httpx.Client) -> None:
     schema = get(client, "/openapi.json")
     assert {"/v1/completions", "/v1/chat/completions", "/v1/score", "/tokenize", "/metrics"} <= set(schema["paths"])
     fields = schema["components"]["schemas"]["CompletionBody"]["properties"]
-    assert all(fields[name]["description"] for name in ("only", "exclude", "sources", "search", "draft"))
+    assert all(fields[name]["description"] for name in ("only", "exclude", "sources", "own_past", "draft"))
     assert "share" in schema["components"]["schemas"]["Source"]["properties"]
     assert all("422" not in one["responses"] for path in schema["paths"].values() for one in path.values())
