@@ -11,14 +11,13 @@ import os
 import time
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from common import peak_bytes
 
 from gnnlm.artifact import blocks, read_manifest
 from gnnlm.artifact.draft import npy_header
-from gnnlm.artifact.manifest import MANIFEST, make_manifest, manifest_fingerprint, sealed
+from gnnlm.artifact.manifest import FORMAT, MANIFEST, BlockDigests, FileEntry, Manifest
 from gnnlm.config import load_config
 from gnnlm.retrieval.auto_index import choose_index
 from gnnlm.run import Run
@@ -39,19 +38,20 @@ def grow(run: Run, root: Path, rows: int) -> None:
     for name, stage in new.stages.items():
         manifest = read_manifest(new.path(name))
         if name == "corpus":
-            manifest["facts"]["train"] |= {"documents": documents, "tokens": rows - documents}
-            manifest["inputs"]["store.segment_tokens"] = run.config.store.segment_tokens
+            manifest.facts["train"] |= {"documents": documents, "tokens": rows - documents}
+            manifest.inputs["store.segment_tokens"] = run.config.store.segment_tokens
         if name == "index":
-            manifest["facts"] |= {"rows": rows - documents, "kind": _index_kind(run, rows - documents)}
+            manifest.facts.update(rows=rows - documents, kind=_index_kind(run, rows - documents))
         kind = segment_kinds(new).get(name)
-        if kind and (kind != "index" or manifest["facts"]["kind"] != "exact"):
+        if kind and (kind != "index" or manifest.facts["kind"] != "exact"):
             like = root / "segments" / "0000" / kind
             parts = {
                 f"segments/{number:04d}/{kind}": _part(root / f"segments/{number:04d}/{kind}", like, count)
                 for number, count in reversed([*enumerate(sizes)])  # the first, which the others are like, comes last
             }
-            manifest["parts"] = dict(sorted(parts.items()))
-        manifest["inputs"] = manifest["inputs"] if name == "corpus" else new.inputs(stage)
+            manifest = manifest.model_copy(update={"parts": dict(sorted(parts.items()))})
+        if name != "corpus":
+            manifest = manifest.model_copy(update={"inputs": new.inputs(stage)})
         _write(new.path(name), manifest)
 
 
@@ -61,13 +61,14 @@ def _index_kind(run: Run, rows: int) -> str:
 
 def _part(folder: Path, like: Path, rows: int) -> str:
     """A part of so many positions with the files that another has; returns its fingerprint."""
-    known = read_manifest(like) if like.is_dir() else {"files": {"index.faiss": {}}, "facts": {}}
-    shapes = {name: np.load(like / name, mmap_mode="r") for name in known["files"] if name.endswith(".npy")}
+    known = read_manifest(like) if like.is_dir() else None
+    files = ["index.faiss"] if known is None else list(known.files)
+    shapes = {name: np.load(like / name, mmap_mode="r") for name in files if name.endswith(".npy")}
     if not folder.is_dir():
         os.makedirs(folder)
     starts = np.array([*range(0, rows, LENGTH), rows])
     entries = {}
-    for name in known["files"]:
+    for name in files:
         (folder / name).unlink(missing_ok=True)  # it may be a link to the file of the run that was copied
         with (folder / name).open("wb") as file:
             if name in ("starts.npy", "lines.npy"):
@@ -84,13 +85,14 @@ def _part(folder: Path, like: Path, rows: int) -> str:
                 file.write(header)
                 file.truncate(len(header) + int(np.prod(shape)) * dtype.itemsize)
         entries[name] = _entry(folder / name)
-    facts = {**known["facts"], "positions": rows, "documents": len(starts) - 1}
-    manifest = make_manifest(folder.name, {"grown": rows}, facts, entries, {}, {})
+    facts = {} if known is None else known.facts
+    facts = {**facts, "positions": rows, "documents": len(starts) - 1}
+    manifest = Manifest(format=FORMAT, stage=folder.name, inputs={"grown": rows}, facts=facts, files=entries)
     _write(folder, manifest)
-    return manifest_fingerprint(manifest)
+    return manifest.fingerprint
 
 
-def _entry(path: Path) -> dict[str, Any]:
+def _entry(path: Path) -> FileEntry:
     """What a manifest says of a file; one that is too large to be read for this is a hole but for its first block."""
     size = path.stat().st_size
     if size <= blocks.LARGE:
@@ -99,13 +101,13 @@ def _entry(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         crcs = [zlib.crc32(file.read(blocks.BLOCK))]
     crcs += [zlib.crc32(bytes(blocks.BLOCK))] * (count - 2) + [zlib.crc32(bytes(last))]
-    listed = {"bytes": blocks.BLOCK, "crc32": np.array(crcs, ">u4").tobytes().hex()}
-    return {"bytes": size, "sha256": f"{size:064x}", "mtime_ns": path.stat().st_mtime_ns, "blocks": listed}
+    digests = BlockDigests(bytes=blocks.BLOCK, crc32=np.array(crcs, ">u4").tobytes().hex())
+    return FileEntry(bytes=size, sha256=f"{size:064x}", mtime_ns=path.stat().st_mtime_ns, blocks=digests)
 
 
-def _write(folder: Path, manifest: dict[str, Any]) -> None:
+def _write(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).unlink(missing_ok=True)
-    (folder / MANIFEST).write_text(json.dumps(sealed(manifest)), encoding="utf-8")
+    (folder / MANIFEST).write_text(json.dumps(manifest.as_json()), encoding="utf-8")
 
 
 def opening(root: Path) -> dict[str, float]:

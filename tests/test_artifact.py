@@ -30,7 +30,7 @@ from gnnlm.artifact import (
     write_json,
     writing,
 )
-from gnnlm.artifact.manifest import sealed
+from gnnlm.artifact.json_record import sealed
 from gnnlm.artifact.ownership import damage, link_artifact, remove_other_parts, settle
 from gnnlm.errors import ArtifactError, LimitError
 
@@ -105,7 +105,7 @@ def test_a_manifest_cut_short_does_not_count(tmp_path: Path) -> None:
         build(tmp_path / "x", stop_after=3)
     (tmp_path / ".x.partial" / "manifest.json.new").write_text("{")
     build(tmp_path / "x")
-    assert list(Artifact.open(tmp_path / "x").manifest["files"]) == ["rows.npy"]
+    assert list(Artifact.open(tmp_path / "x").manifest.files) == ["rows.npy"]
 
 
 def test_a_draft_that_lost_data_starts_over(tmp_path: Path) -> None:

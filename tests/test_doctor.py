@@ -14,7 +14,7 @@ import pytest
 
 from gnnlm.artifact import blocks, write_json
 from gnnlm.artifact.blocks import file_entry
-from gnnlm.artifact.manifest import MANIFEST, read_manifest, sealed
+from gnnlm.artifact.manifest import MANIFEST, read_manifest
 from gnnlm.config import parse_config
 from gnnlm.retrieval import faiss_build
 from gnnlm.retrieval.search import Queries
@@ -47,9 +47,9 @@ def edited(folder: Path, name: str) -> Iterator[Any]:
     array = np.load(folder / name, mmap_mode="r+")
     yield array
     array.flush()
-    manifest = {key: value for key, value in read_manifest(folder).items() if key != "seal"}
-    manifest["files"][name] = file_entry(folder / name)
-    write_json(folder / MANIFEST, sealed(manifest))
+    manifest = read_manifest(folder)
+    manifest.files[name] = file_entry(folder / name)
+    write_json(folder / MANIFEST, manifest.as_json())
 
 
 def test_a_whole_run(tiny_run: Run, tmp_path: Path) -> None:

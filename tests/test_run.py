@@ -191,10 +191,10 @@ def test_a_run_of_an_older_format_is_mended_by_the_command_it_names(tiny_run: Ru
         del manifest["checksum"]
         file.write_text(json.dumps({**manifest, "format": 1}))
     assert set(states(Run(load_config(run))).values()) == {"stale"}
-    with pytest.raises(GnnlmError, match="format 1, this version reads 2"):
+    with pytest.raises(GnnlmError, match="format 1, this version reads 3"):
         gnnlm_module.open(run)
     message = error_line("run", run)
-    assert "was made by an older version of gnnlm (format 1, this version reads 2)" in message
+    assert "was made by an older version of gnnlm (format 1, this version reads 3)" in message
     program, *arguments = shlex.split(message.partition("rebuild it: ")[2])
     assert program == "gnnlm"
     gnnlm(*arguments)
@@ -281,7 +281,7 @@ def test_split_files_and_data_folders_are_found_again(folder: Path, monkeypatch:
     for config in (one, two):
         assert states(Run(config))["corpus"] == "done"
     manifests = [read_manifest(folder / name / "corpus") for name in ("one", "two")]
-    assert manifests[0]["inputs"] == manifests[1]["inputs"]
+    assert manifests[0].inputs == manifests[1].inputs
 
 
 @pytest.mark.parametrize("name", ["python-docs", "enwik8", "smollm2", "scratch", "no/such/model"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnlm.artifact import Artifact, CheckedArray, Draft, blocks
-from gnnlm.artifact.manifest import MANIFEST, sealed
 from gnnlm.config import load_config
 from gnnlm.datastore.checked import CheckedTensor
 from gnnlm.datastore.store import mapped
@@ -142,24 +140,6 @@ def test_a_tensor_of_a_checked_array_stays_one_where_nothing_is_read(tmp_path: P
     for read in reads:
         with pytest.raises(ArtifactError, match="was edited"):
             read()
-
-
-def test_a_run_without_blocks_opens(tmp_path: Path) -> None:
-    """As made by an earlier version: large files are trusted while their time is the same."""
-    path = make(tmp_path / "x")
-    manifest = json.loads((path / MANIFEST).read_text())
-    del manifest["checksum"]
-    for entry in manifest["files"].values():
-        del entry["blocks"]
-    (path / MANIFEST).write_text(json.dumps(sealed(manifest)))
-    opened = Artifact.open(path)
-    assert type(opened.array("rows.npy")) is np.memmap
-    assert opened.text("words.txt").startswith("many")
-    os.utime(path / "rows.npy")
-    Artifact.open(path)
-    flip(path / "rows.npy", 9000)
-    with pytest.raises(ArtifactError, match="was edited"):
-        Artifact.open(path)
 
 
 def test_a_whole_run_is_built_and_read_by_blocks(tiny_values: dict[str, Any], tmp_path: Path, tiny_run: Run) -> None:

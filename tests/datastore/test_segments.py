@@ -1,12 +1,10 @@
-"""A run whose store has several segments: the same results as one, resumable one by one, older runs as one."""
+"""A run whose store has several segments: the same results as one, resumable one by one."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import resource
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,11 @@ import pytest
 import torch
 
 import gnnlm as package
-from gnnlm.artifact import Artifact, read_manifest
-from gnnlm.artifact.manifest import manifest_fingerprint, sealed
 from gnnlm.config import load_config, parse_config
 from gnnlm.errors import ArtifactError
 from gnnlm.retrieval.index import keys_of
 from gnnlm.run import Run
 from gnnlm.run.opened import Opened
-from gnnlm.run.stages import STAGES
 from tests.cli import gnnlm, gnnlm_killed
 from tests.conftest import WriteConfig, merge, write_texts
 
@@ -127,7 +122,7 @@ def test_opening_reads_no_text_and_no_keys(several: Run) -> None:
     store, index = reader.parts.store, reader.parts.index
     assert len(store) == len(several.parts.store)
     assert len(index) == len(several.parts.index)
-    read = {name for part in reader.artifact("corpus").parts for name in set(part.manifest["files"]) - part._unverified}
+    read = {name for part in reader.artifact("corpus").parts for name in set(part.manifest.files) - part._unverified}
     assert read == {"tokens.npy", "starts.npy"}
     assert index.segment.cache_info().currsize == 0  # type: ignore[attr-defined]
 
@@ -212,51 +207,6 @@ def test_a_fork_and_a_copy_take_the_segments_along(several: Run, tmp_path: Path)
     )
 
 
-def resealed(run: Path, edit: Callable[[str, dict[str, Any]], None]) -> None:
-    """Change the manifests of a run, and make each name its changed parents."""
-    fingerprints: dict[str, str] = {}
-    for name, stage in Run(load_config(run)).stages.items():
-        manifest = read_manifest(run / stage.folder)
-        edit(name, manifest)
-        for parent in stage.parents:
-            manifest["inputs"][f"artifact {parent}"] = fingerprints[parent]
-        fingerprints[name] = manifest_fingerprint(manifest)
-        (run / stage.folder / "manifest.json").write_text(json.dumps(sealed(manifest)))
-
-
-def made_before(run: Path) -> None:
-    """Give a run of one segment the layout from before there were segments."""
-
-    def edit(name: str, manifest: dict[str, Any]) -> None:
-        manifest["inputs"].pop("store.segment_tokens", None)
-        if not manifest.pop("parts", None):
-            return
-        prefix, part = "train." if name in ("corpus", "encode") else "", run / "segments/0000" / STAGES[name].part
-        for file, entry in read_manifest(part)["files"].items():
-            shutil.move(part / file, run / STAGES[name].folder / f"{prefix}{file}")
-            manifest["files"][f"{prefix}{file}"] = entry
-
-    resealed(run, edit)
-    shutil.rmtree(run / "segments")
-
-
-def test_a_run_made_before_opens_as_one_segment(tiny_run: Run, tmp_path: Path) -> None:
-    shutil.copytree(tiny_run.root, tmp_path / "old")
-    made_before(tmp_path / "old")
-    old = Run(load_config(tmp_path / "old"))
-    assert {old.state(stage) for stage in old.stages.values()} == {"done"}
-    text = tiny_run.parts.streams["test"].documents[0]["text"][:80]
-    scores = [package.open(run).score(text).tokens for run in (tiny_run.root, tmp_path / "old")]
-    assert scores[0] == scores[1]
-    # what is built on it anew has the layout of today
-    changed = load_config(tmp_path / "old", ("cache.form=states",))
-    run = Run(changed)
-    run.build("cache", rebuild=True)
-    assert (tmp_path / "old" / "segments" / "0000" / "cache" / "layer0.npy").is_file()
-    assert len(Artifact.open(tmp_path / "old" / "cache").parts) == 1
-    assert run.parts.cache is not None
-
-
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What makes a run of millions of rows of holes, for the benchmarks."""
@@ -307,5 +257,5 @@ def test_ten_million_rows_open_without_being_read(tiny_run: Run, tmp_path: Path,
     assert store.states(positions).shape == (3, 32)
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert kilobytes * 1024 < 4 * rows
-    read = {name for part in parts.artifact("corpus").parts for name in set(part.manifest["files"]) - part._unverified}
+    read = {name for part in parts.artifact("corpus").parts for name in set(part.manifest.files) - part._unverified}
     assert read == {"tokens.npy", "starts.npy"}

@@ -157,7 +157,7 @@ def test_every_kind_of_task_can_be_done_elsewhere() -> None:
 
 def test_threads_are_recorded(tiny_run: Run) -> None:
     for folder in ("store", "segments/0000/states", "report"):
-        assert read_manifest(tiny_run.root / folder)["made_with"] == {"threads": HERE.threads}
+        assert read_manifest(tiny_run.root / folder).made_with == {"threads": HERE.threads}
 
 
 # -- storage ----------------------------------------------------------------------------------------------------------

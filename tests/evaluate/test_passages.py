@@ -175,7 +175,7 @@ def test_the_artifact(compared: Run) -> None:
     setting = Setting(*(best[key] for key in ("count", "length", "query", "stride")))
     assert setting == Setting(*(facts[key] for key in ("count", "length", "query", "stride")))
     assert len(facts["tried"]) == 6
-    assert sorted(made.manifest["files"]) == sorted(["test.states.npy", f"{facts['valid']}.states.npy"])
+    assert sorted(made.manifest.files) == sorted(["test.states.npy", f"{facts['valid']}.states.npy"])
     reader = module.PassageReader(None, compared.parts.lm, compared.parts.streams["train"], compared.config)  # type: ignore[arg-type]
     jobs = list(reader.jobs(stream, facts["positions"]["test"], setting))
     assert facts["tokens_read"] == sum(len(job.tokens) for job in jobs) / facts["positions"]["test"] > 2
@@ -191,7 +191,7 @@ def test_the_artifact(compared: Run) -> None:
 
 def test_only_the_report_is_made_again(compared: Run, tiny_run: Run) -> None:
     for name in tiny_run.stages:
-        same = read_manifest(compared.path(name))["files"] == read_manifest(tiny_run.path(name))["files"]
+        same = read_manifest(compared.path(name)).files == read_manifest(tiny_run.path(name)).files
         assert same == (name != "eval")
     off = Run(tiny_run.config.model_copy(update={"run": str(compared.root)}))
     assert {name for name, stage in off.stages.items() if off.state(stage) != "done"} == {"eval"}
@@ -296,7 +296,7 @@ def test_an_interrupted_build_ends_in_the_same_bytes(
     made = run.build("passages")
     assert calls > 14
     assert made.facts["tokens_read"] == compared.artifact("passages").facts["tokens_read"]
-    for name in compared.artifact("passages").manifest["files"]:
+    for name in compared.artifact("passages").manifest.files:
         assert (made.path / name).read_bytes() == (compared.artifact("passages").path / name).read_bytes()
 
 
@@ -309,7 +309,7 @@ def test_keys_of_another_layer(compared: Run, tmp_path: Path) -> None:
     report = read_report(run.build_all())
     assert report.passages is not None
     assert list(report.passages.rows) == ["base", "knn", "passages", "passages_knn"]
-    assert "test.keys.npy" in run.artifact("passages").manifest["files"]
+    assert "test.keys.npy" in run.artifact("passages").manifest.files
 
 
 def test_a_run_that_reads_on_from_document_to_document(compared: Run, tmp_path: Path) -> None:

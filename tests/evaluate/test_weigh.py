@@ -225,7 +225,7 @@ def test_a_run_tuned_before_there_was_a_gate(tiny_run: Run, tmp_path: Path) -> N
     """It opens as it is, and is stale for whoever builds."""
     place = Path(shutil.copytree(tiny_run.root, tmp_path / "old"))
     old = read_manifest(place / "tune")
-    inputs = {name: value for name, value in old["inputs"].items() if name != "tune.gate"}
+    inputs = {name: value for name, value in old.inputs.items() if name != "tune.gate"}
     mix = {"k": 4, "temperature": 0.1, "weight": 0.3, "edges": [0.5], "weights": [0.1, 0.3]}
     shutil.rmtree(place / "tune")
     with Draft(place / "tune", "tune", inputs) as draft:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import Artifact
-from gnnlm.artifact.manifest import MANIFEST, manifest_fingerprint, read_manifest
+from gnnlm.artifact.manifest import MANIFEST, read_manifest
 from gnnlm.generation import read_current
 from gnnlm.generation.current import generation_file
 from gnnlm.layout import SEGMENTS
@@ -217,7 +217,7 @@ def everything(run: Path) -> dict[str, Any]:
         if path.is_dir():
             found[f"{name}/"] = None
         elif path.name == MANIFEST:
-            found[str(name)] = manifest_fingerprint(read_manifest(path.parent))
+            found[str(name)] = read_manifest(path.parent).fingerprint
         elif name.parts[0] == "generations":
             found[str(name)] = _untimed(json.loads(path.read_bytes()))
         else:

@@ -200,7 +200,7 @@ def test_corpora(world: World, tmp_path: Path, seed: int, number: int) -> None:
 @pytest.mark.parametrize("number", range(MANIFESTS))
 def test_manifests(world: World, tmp_path: Path, seed: int, number: int) -> None:
     """Of an artifact with parts, or of a part; also with a checksum that fits."""
-    from gnnlm.artifact.manifest import sealed
+    from gnnlm.artifact.json_record import sealed
 
     chance = random.Random(f"{seed} manifest {number}")
     run = tmp_path / "run"

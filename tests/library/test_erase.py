@@ -13,7 +13,7 @@ import pytest
 
 import gnnlm
 from gnnlm.artifact import Artifact, write_json
-from gnnlm.artifact.manifest import MANIFEST, read_manifest, sealed
+from gnnlm.artifact.manifest import MANIFEST, read_manifest
 from gnnlm.config import load_config, parse_config
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Holder
@@ -171,9 +171,9 @@ def test_manifests_that_stay_are_searched(root: Path) -> None:
     left = [root / "segments" / "0000" / part for part in ("states", "text")]
     library.remove(name)
     for folder in left:
-        manifest = {key: value for key, value in read_manifest(folder).items() if key != "seal"}
-        manifest["facts"]["note"] = text[40:120]
-        write_json(folder / MANIFEST, sealed(manifest))
+        manifest = read_manifest(folder)
+        manifest.facts["note"] = text[40:120]
+        write_json(folder / MANIFEST, manifest.as_json())
     assert set(erased(library).found) == {str(folder / MANIFEST) for folder in left}
 
 

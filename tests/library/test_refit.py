@@ -215,9 +215,9 @@ def test_an_index_finds_more_of_a_store_that_it_was_trained_for(tiny_values: dic
     assert not after.refit
     library.add_texts({"later": make_text(50, 6)})
     made = served(run.root).artifact("index")
-    trained = made.manifest["files"]["trained.faiss"]["sha256"]
+    trained = made.manifest.files["trained.faiss"].sha256
     assert [part.inputs["trained"] for part in made.parts] == [trained] * 3
-    assert trained != run.artifact("index").manifest["files"]["trained.faiss"]["sha256"]
+    assert trained != run.artifact("index").manifest.files["trained.faiss"].sha256
     assert gnnlm.open(run.root).neighbors(make_text(50, 6)[:80], k=1)[-1][0].document == "later"
     assert book.neighbors(make_text(1, 2)[:80], k=1)
     assert states_of(run.root) == {"done"}

@@ -276,5 +276,5 @@ def test_a_full_disk_in_the_middle_of_search_loses_nothing(
     run.build("search")
     assert before >= 4
     assert done[0] == sum(-(-len(queries.positions) // 200) for queries in run.parts.queries)  # none was done twice
-    for name in whole.artifact("search").manifest["files"]:
+    for name in whole.artifact("search").manifest.files:
         assert (run.path("search") / name).read_bytes() == (whole.path("search") / name).read_bytes()

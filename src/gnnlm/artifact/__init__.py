@@ -2,9 +2,9 @@
 
 An artifact is a directory with a `manifest.json`: format, stage, inputs (config values and the fingerprints of
 parent artifacts), facts, size and checksum of every file, and a checksum of all this. It is built in a hidden
-directory next to its final place (`draft.py`) and renamed when complete (`place.py`). A build commits after each shard.
-After a crash it resumes from the last commit, and produces the same bytes as a build that was never interrupted.
-Opening an artifact (`reading.py`) opens all its files: what is read later is what was verified, even if another build
+directory next to its final place (`draft.py`) and renamed when complete (`ownership.py`). A build commits after each
+shard. After a crash it resumes from the last commit, and produces the same bytes as an uninterrupted build.
+Opening an artifact (`reader.py`) opens all its files: what is read later is what was verified, even if another build
 has replaced the directory in the meantime.
 
 An artifact may have parts: artifacts of their own, one for each segment of the store, which its manifest names and
@@ -16,9 +16,10 @@ large files one for each block (`blocks.py`).
 This package does not know what the stages are.
 """
 
+from gnnlm.artifact.array_writer import ArrayWriter, npy_header
 from gnnlm.artifact.blocks import Array, CheckedArray
 from gnnlm.artifact.concatenated import Files, Joined, files_of, joined
-from gnnlm.artifact.draft import ArrayWriter, Draft, found_part, make_part, npy_header
+from gnnlm.artifact.draft import Draft, found_part, make_part
 from gnnlm.artifact.file_io import (
     file_digest,
     free_space,
@@ -30,14 +31,8 @@ from gnnlm.artifact.file_io import (
     write_whole,
     writing,
 )
-from gnnlm.artifact.manifest import (
-    differences,
-    draft_path,
-    fingerprint,
-    manifest_fingerprint,
-    plain,
-    read_manifest,
-)
+from gnnlm.artifact.json_record import fingerprint, plain
+from gnnlm.artifact.manifest import Manifest, differences, draft_path, read_manifest
 from gnnlm.artifact.ownership import State, bytes_of, state_of
 from gnnlm.artifact.reader import Artifact
 
@@ -49,6 +44,7 @@ __all__ = [
     "Draft",
     "Files",
     "Joined",
+    "Manifest",
     "State",
     "bytes_of",
     "differences",
@@ -62,7 +58,6 @@ __all__ = [
     "is_disk_full",
     "joined",
     "make_part",
-    "manifest_fingerprint",
     "npy_header",
     "plain",
     "read_manifest",

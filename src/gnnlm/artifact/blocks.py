@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from gnnlm.artifact.manifest import BlockDigests, FileEntry
 from gnnlm.errors import ArtifactError
 
 BLOCK = 256 * 2**10
@@ -24,37 +25,43 @@ LARGE = 64 * 2**20  # files up to this size are hashed whole when they are first
 Array = npt.NDArray[Any]
 
 
-def file_entry(path: Path) -> dict[str, Any]:
-    """What a manifest says of a file: its size, digest and time, and the digests of its blocks if it is large."""
-    digest, crcs = hashlib.sha256(), list[int]()
+def file_entry(path: Path) -> FileEntry:
+    """Return what a manifest says of a file."""
+    digest = hashlib.sha256()
+    crcs: list[int] = []
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         while chunk := file.read(BLOCK):
             digest.update(chunk)
             if status.st_size > LARGE:
                 crcs.append(zlib.crc32(chunk))
-    entry = {"bytes": status.st_size, "sha256": digest.hexdigest(), "mtime_ns": status.st_mtime_ns}
-    blocks = {"bytes": BLOCK, "crc32": np.array(crcs, ">u4").tobytes().hex()}
-    return {**entry, "blocks": blocks} if crcs else entry
+    digests = BlockDigests(bytes=BLOCK, crc32=np.array(crcs, ">u4").tobytes().hex()) if crcs else None
+    return FileEntry(bytes=status.st_size, sha256=digest.hexdigest(), mtime_ns=status.st_mtime_ns, blocks=digests)
 
 
 def crc32_of(path: Path, size: int | None = None) -> int:
-    """The CRC-32 of a file, or of its first bytes."""
-    digest, left = 0, path.stat().st_size if size is None else size
+    """Return the CRC-32 of a file, or of its first `size` bytes."""
+    digest = 0
+    left = path.stat().st_size if size is None else size
     with path.open("rb") as file:
         while left > 0 and (chunk := file.read(min(left, 2**20))):
-            digest, left = zlib.crc32(chunk, digest), left - len(chunk)
+            digest = zlib.crc32(chunk, digest)
+            left -= len(chunk)
     return digest
 
 
 class Blocks:
-    """The blocks of an open file, and which of them were found whole."""
+    """The blocks of an open file, and which of them were checked."""
 
-    def __init__(self, file: BinaryIO, entry: dict[str, Any], damaged: Callable[[str], ArtifactError]) -> None:
+    def __init__(
+        self, file: BinaryIO, size: int, digests: BlockDigests, damaged: Callable[[str], ArtifactError]
+    ) -> None:
         """`damaged` makes an error from what is wrong with a block."""
-        self._file, self._damaged = file, damaged
-        self._size, self._bytes = int(entry["bytes"]), int(entry["blocks"]["bytes"])
-        self._crcs = np.frombuffer(bytes.fromhex(entry["blocks"]["crc32"]), ">u4")
+        self._file = file
+        self._damaged = damaged
+        self._size = size
+        self._bytes = digests.bytes
+        self._crcs = np.frombuffer(bytes.fromhex(digests.crc32), ">u4")
         self._unread = np.ones(len(self._crcs), dtype=bool)
 
     @property

@@ -75,5 +75,5 @@ class Files:
 
 def files_of(artifact: Artifact, prefix: str) -> tuple[Files, ...]:
     """The files with this prefix in an artifact; where it has none, all files of each of its parts."""
-    own = any(name.startswith(prefix) for name in artifact.manifest["files"])
+    own = any(name.startswith(prefix) for name in artifact.manifest.files)
     return (Files(artifact, prefix),) if own else tuple(Files(part) for part in artifact.parts)

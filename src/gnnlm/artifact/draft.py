@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import json
-import os
 import stat
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,20 +10,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ValidationError
 
 from gnnlm.artifact import disk
+from gnnlm.artifact.array_writer import ArrayWriter, npy_header
 from gnnlm.artifact.blocks import Array, crc32_of, file_entry
 from gnnlm.artifact.file_io import require_space, telling, write_json
+from gnnlm.artifact.json_record import plain, read_json, sealed, unsealed
 from gnnlm.artifact.manifest import (
+    FORMAT,
     MANIFEST,
+    Manifest,
     differences,
     draft_path,
     erased_files,
-    fingerprint,
-    make_manifest,
-    plain,
     read_manifest,
-    sealed,
 )
 from gnnlm.artifact.ownership import (
     JOURNAL,
@@ -47,6 +44,16 @@ from gnnlm.errors import ArtifactError
 from gnnlm.progress import warn
 
 SHARDS = "shards"  # the folder of a draft with finished shards that are not yet in its files
+
+
+class Journal(BaseModel):
+    """What a draft has committed: the size and CRC-32 of its arrays and files, and notes of the stage."""
+
+    inputs: dict[str, Any]
+    step: int = 0
+    arrays: dict[str, tuple[int, int]] = {}
+    files: dict[str, tuple[int, int]] = {}
+    notes: dict[str, Any] = {}
 
 
 class Draft:
@@ -76,21 +83,21 @@ class Draft:
         self._finished = False
         check_place(path)  # refuse before the long work, not after it
         journal = self._read_journal()
-        if journal is not None and journal["inputs"] != self.inputs and not rebuild:
+        if journal is not None and journal.inputs != self.inputs and not rebuild:
             raise ArtifactError(
-                f"{self.folder} is half-built from other inputs ({differences(journal['inputs'], self.inputs)})",
+                f"{self.folder} is half-built from other inputs ({differences(journal.inputs, self.inputs)})",
                 path,
                 "other inputs",
             )
         self._names = draft_names(self.folder)
-        if journal is None or journal["inputs"] != self.inputs:
+        if journal is None or journal.inputs != self.inputs:
             remove_ours(self.folder)
             disk.make_directory(self.folder)
-            journal = {"inputs": self.inputs, "step": 0, "bytes": {}, "digests": {}, "files": {}, "notes": {}}
+            journal = Journal(inputs=self.inputs)
             self._names = set()
             self._claim(JOURNAL, MANIFEST)
         self._journal = journal
-        self.resumed = bool(journal["step"])
+        self.resumed = bool(journal.step)
 
     def __enter__(self) -> Draft:
         return self
@@ -108,13 +115,12 @@ class Draft:
     @property
     def step(self) -> int:
         """How many commits have been made, over all attempts."""
-        return int(self._journal["step"])
+        return self._journal.step
 
     @property
     def notes(self) -> dict[str, Any]:
         """Small JSON values that survive a crash together with the arrays."""
-        notes: dict[str, Any] = self._journal["notes"]
-        return notes
+        return self._journal.notes
 
     def file(self, name: str) -> Path:
         """The path of a file or folder that is about to be written.
@@ -141,13 +147,9 @@ class Draft:
 
     def writer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> ArrayWriter:
         """An array of known shape, appended to row by row; it resumes where the last commit left it."""
-        known = (self._journal["bytes"][name], self._journal["digests"][name]) if self._has_rows(name) else None
-        writer = ArrayWriter(self.file(name), shape, np.dtype(dtype), known)
+        writer = ArrayWriter(self.file(name), shape, np.dtype(dtype), self._journal.arrays.get(name))
         self._writers[name] = writer
         return writer
-
-    def _has_rows(self, name: str) -> bool:
-        return name in self._journal["bytes"]
 
     def save(self, name: str, array: Array) -> None:
         """An array, whole. Plain writes: numpy's own do not notice a disk that is full at their last buffer."""
@@ -201,17 +203,17 @@ class Draft:
         """
         self._claim_all()
         for name, writer in self._writers.items():
-            self._journal["bytes"][name], self._journal["digests"][name] = writer.sync()
-        files: dict[str, list[int]] = self._journal["files"]
+            self._journal.arrays[name] = writer.sync()
+        files = self._journal.files
         for name in [name for name in files if Path(name).parts[0] in without]:
             del files[name]
         for name in names:
             disk.sync_tree(self.folder / name)
             for file in _files_below(self.folder / name):
-                files[str(file.relative_to(self.folder))] = [file.stat().st_size, crc32_of(file)]
+                files[str(file.relative_to(self.folder))] = file.stat().st_size, crc32_of(file)
         disk.sync_directory(self.folder)
-        self._journal["step"] += 1
-        write_json(self.folder / JOURNAL, sealed(self._journal))
+        self._journal.step += 1
+        write_json(self.folder / JOURNAL, sealed(plain(self._journal.model_dump())))
 
     def finish(self, facts: Mapping[str, Any], files: Sequence[str] | None = None) -> Artifact:
         """Check the artifact, write its manifest and move it into place; with `files`, all other files are removed."""
@@ -232,42 +234,41 @@ class Draft:
             disk.sync_file(self.folder / name)
         disk.sync_directory(self.folder)
         entries = {name: file_entry(self.folder / name) for name in files}
-        manifest = make_manifest(self.stage, self.inputs, dict(facts), entries, self._parts, self._made_with)
-        write_json(self.folder / MANIFEST, sealed(manifest))
+        manifest = Manifest(
+            format=FORMAT,
+            stage=self.stage,
+            inputs=self.inputs,
+            facts=dict(facts),
+            files=entries,
+            parts=self._parts,
+            made_with=self._made_with,
+        )
+        write_json(self.folder / MANIFEST, manifest.as_json())
         self._finished = True  # from here on the artifact is complete, wherever it is
         if self._waits:
             return Artifact.open(self.folder, verify=False)
         settle(self.path)
         return Artifact.open(self.path, verify=False)
 
-    def _read_journal(self) -> dict[str, Any] | None:
-        """The journal of an earlier attempt; None where there is none, or where it cannot be resumed."""
+    def _read_journal(self) -> Journal | None:
+        """Return the journal of an earlier attempt; None if there is none, or if it cannot be resumed."""
         if not (self.folder / JOURNAL).is_file():
             return None
         try:
-            journal: dict[str, Any] = json.loads((self.folder / JOURNAL).read_bytes())
-            if journal.pop("checksum", None) != (fingerprint(journal) if "files" in journal else None):
-                raise ValueError("it was changed after it was written")
-            kinds = {"inputs": dict, "step": int, "bytes": dict, "notes": dict}
-            if any(not isinstance(journal[key], kind) for key, kind in kinds.items()):
-                raise TypeError("it is not a journal")
-            self._check_committed(journal)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            warn(f"{self.folder} has lost or damaged data, so this stage starts over ({error})")
+            journal = Journal.model_validate(unsealed(read_json(self.folder / JOURNAL)))
+            for name, (size, digest) in journal.arrays.items():
+                if (self.folder / name).stat().st_size < size:
+                    raise ValueError(f"{name} is cut short")
+                if crc32_of(self.folder / name, size) != digest:
+                    raise ValueError(f"{name} is damaged")
+            for name, entry in journal.files.items():
+                if ((self.folder / name).stat().st_size, crc32_of(self.folder / name)) != entry:
+                    raise ValueError(f"{name} is damaged")
+        except (OSError, ValueError) as error:
+            why = "its journal was changed after it was written" if isinstance(error, ValidationError) else error
+            warn(f"{self.folder} has lost or damaged data, so this stage starts over ({why})")
             return None
         return journal
-
-    def _check_committed(self, journal: dict[str, Any]) -> None:
-        """Raise if what a journal relies on is not there as it was; a journal of an older version has no digests."""
-        known = journal.setdefault("digests", {})
-        for name, size in journal["bytes"].items():
-            if (self.folder / name).stat().st_size < size:
-                raise ValueError(f"{name} is cut short")
-            if known.setdefault(name, found := crc32_of(self.folder / name, size)) != found:
-                raise ValueError(f"{name} is damaged")
-        for name, entry in journal.setdefault("files", {}).items():
-            if [(self.folder / name).stat().st_size, crc32_of(self.folder / name)] != entry:
-                raise ValueError(f"{name} is damaged")
 
 
 def make_part(
@@ -294,67 +295,10 @@ def found_part(path: Path, inputs: Mapping[str, Any]) -> str | None:
         places.insert(0, (draft_path(path), True))
     for folder, trust in places:
         with suppress(ArtifactError):  # not there, or damaged
-            if read_manifest(folder)["inputs"] == plain(dict(inputs)) and not erased_files(folder):
+            if read_manifest(folder).inputs == plain(dict(inputs)) and not erased_files(folder):
                 return Artifact.open(folder, trust=trust).fingerprint
     return None
 
 
 def _files_below(path: Path) -> list[Path]:
     return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-
-
-def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """What an .npy file of a C-ordered array begins with."""
-    header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, header)
-    return file.getvalue()
-
-
-class ArrayWriter:
-    """Appends rows to an .npy file of known shape.
-
-    Plain writes, not a memory map: a full disk is then an error that can be reported, not a crash.
-    """
-
-    def __init__(
-        self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], committed: tuple[int, int] | None
-    ) -> None:
-        """`committed`: the bytes to go on from, and their digest."""
-        self.path, self.shape, self.dtype = path, shape, dtype
-        self._row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        self._file, self._digest = disk.create(path) if committed is None else path.open("r+b"), 0
-        if committed is not None:
-            size, self._digest = committed
-            disk.truncate(self._file, size)
-            np.lib.format.read_magic(self._file)
-            np.lib.format.read_array_header_1_0(self._file)
-            self._start = self._file.tell()
-            self._file.seek(0, os.SEEK_END)
-        else:
-            self._write(npy_header(shape, dtype))
-            self._start = self._file.tell()
-
-    @property
-    def rows(self) -> int:
-        return (self._file.tell() - self._start) // self._row_bytes
-
-    def append(self, rows: Array) -> None:
-        assert rows.shape[1:] == self.shape[1:], (rows.shape, self.shape)
-        self._write(np.ascontiguousarray(rows, dtype=self.dtype).data)
-
-    def _write(self, data: bytes | memoryview) -> None:
-        disk.write(self._file, data)
-        self._digest = zlib.crc32(data, self._digest)
-
-    def sync(self) -> tuple[int, int]:
-        """Make what was appended last; its size in bytes, and its digest."""
-        if not self._file.closed:
-            disk.sync(self._file)
-        return self.path.stat().st_size, self._digest
-
-    def check_whole(self) -> None:
-        assert self.rows == self.shape[0], f"{self.path}: {self.rows} rows written, {self.shape[0]} promised"
-
-    def close(self) -> None:
-        self._file.close()

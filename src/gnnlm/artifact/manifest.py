@@ -2,80 +2,113 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gnnlm.artifact.json_record import fingerprint, parse_json, plain, read_json, sealed, unsealed
 from gnnlm.errors import ArtifactError, Fault, VersionError
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
-ERASED = "erased.json"  # stands in an artifact some of whose files were erased for good, and names them
+ERASED = "erased.json"  # names the files of an artifact that were erased for good
 SHOWN = 3  # names that a message lists before it counts the rest
 
 
-def plain(value: Any) -> Any:
-    """A value as it comes back from a JSON file.
+class BlockDigests(BaseModel):
+    """The CRC-32 of each block of a large file, in hex digits; `bytes` is the size of a block."""
 
-    >>> plain({"a": (1, 2)})
-    {'a': [1, 2]}
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    bytes: Annotated[int, Field(gt=0)]
+    crc32: Annotated[str, Field(pattern=r"^([0-9a-f]{8})*$")]
+
+
+class FileEntry(BaseModel):
+    """The size, digest and time of a file; large files have a digest of each block."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    bytes: int
+    sha256: str
+    mtime_ns: int
+    blocks: BlockDigests | None = None
+
+    @model_validator(mode="after")
+    def _has_all_blocks(self) -> FileEntry:
+        if self.blocks is not None and len(self.blocks.crc32) != 8 * -(-self.bytes // self.blocks.bytes):
+            raise ValueError("expected a digest of each block")
+        return self
+
+
+def _file_name(name: str) -> str:
+    if Path(name).name != name:
+        raise ValueError("expected the name of a file in the artifact's folder")
+    return name
+
+
+def _path_below(name: str) -> str:
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError("expected a path below the run directory")
+    return name
+
+
+class Manifest(BaseModel):
+    """What an artifact is and what it was made from.
+
+    `parts` has the fingerprint of each part by its path in the run directory, in order. `made_with` is no input, but
+    may show in the last bit of a number.
     """
-    return json.loads(json.dumps(value))
 
+    model_config = ConfigDict(frozen=True, strict=True)
 
-def fingerprint(value: object) -> str:
-    """Sixteen hex digits that identify a JSON value.
+    format: int
+    stage: str
+    inputs: dict[str, Any]
+    facts: dict[str, Any]
+    files: dict[Annotated[str, AfterValidator(_file_name)], FileEntry]
+    parts: dict[Annotated[str, AfterValidator(_path_below)], str] = {}
+    made_with: dict[str, Any] = {}
 
-    >>> fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
-    True
-    """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    @property
+    def fingerprint(self) -> str:
+        """The identity of an artifact: its inputs and its bytes, not when it was made or how long that took."""
+        files = {name: entry.sha256 for name, entry in self.files.items()}
+        parts = [self.parts] if self.parts else []
+        return fingerprint([self.format, self.stage, self.inputs, files, *parts])
 
-
-def make_manifest(
-    stage: str,
-    inputs: object,
-    facts: object,
-    files: object,
-    parts: Mapping[str, str],
-    made_with: Mapping[str, Any],
-) -> dict[str, Any]:
-    manifest = {"format": FORMAT, "stage": stage, "inputs": inputs, "facts": facts, "files": files}
-    more = {name: value for name, value in {"parts": parts, "made_with": made_with}.items() if value}
-    read_back: dict[str, Any] = plain({**manifest, **more})
-    return read_back
-
-
-def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with its own checksum, as it is stored."""
-    return {**manifest, "checksum": fingerprint(manifest)}
+    def as_json(self) -> dict[str, Any]:
+        """Return the manifest as it is stored, with its checksum."""
+        record = self.model_dump(exclude={name for name in ("parts", "made_with") if not getattr(self, name)})
+        record["files"] = {name: entry.model_dump(exclude_none=True) for name, entry in self.files.items()}
+        return sealed(plain(record))
 
 
 def draft_path(path: Path) -> Path:
+    """Return where the artifact at `path` is built."""
     return path.with_name(f".{path.name}.partial")
 
 
 def old_path(path: Path) -> Path:
+    """Return where a replaced artifact is for a moment, if the file system cannot exchange two folders."""
     return path.with_name(f".{path.name}.old")
 
 
 def places(part: Path) -> tuple[Path, ...]:
-    """Where a part may be found: in its place or, while the artifact that it belongs to is replaced, beside it."""
+    """Return where a part may be: in its place or, while the artifact that it belongs to is replaced, beside it."""
     return part, draft_path(part), old_path(part)
 
 
 def standing(path: Path) -> Path:
-    """Where the artifact of a place stands: there, or beside it in the moment in which another takes its place."""
+    """Return where the artifact at `path` is: there, or beside it in the moment in which another takes its place."""
     old = old_path(path)
     return old if not (path / MANIFEST).is_file() and (old / MANIFEST).is_file() else path
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the artifact at `path`; refused if it is damaged or of another format."""
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest of the artifact at `path`; refuse a damaged one, and other formats."""
     try:
         text = (standing(path) / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -83,103 +116,46 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return parse_manifest(text, path)
 
 
-def parse_manifest(text: bytes, path: Path) -> dict[str, Any]:
-    """The manifest that `text` holds, without its checksum."""
-    try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError):
-        manifest = None
-    if (found := other_format(manifest)) is not None:
+def parse_manifest(text: bytes, path: Path) -> Manifest:
+    """Return the manifest in `text`, which was read at `path`; refuse a damaged one, and other formats."""
+    record = parse_json(text)
+    if (found := other_format(record)) is not None:
         age = "an older" if found < FORMAT else "a newer"
         raise VersionError(
             f"{path} was made by {age} version of gnnlm (format {found}, this version reads {FORMAT})", path, "outdated"
         )
-    if not _is_whole(manifest):
-        fault: Fault = "unreadable" if listed_files(manifest) is None else "damaged"
-        raise ArtifactError(f"{path / MANIFEST} is damaged (it was changed after it was written)", path, fault)
-    return {name: value for name, value in manifest.items() if name != "checksum"}
-
-
-def unsealed(record: object) -> dict[str, Any] | None:
-    """A record without its checksum; None if it is not as it was when it was given that checksum.
-
-    >>> unsealed({"a": 1, "checksum": fingerprint({"a": 1})}), unsealed({"a": 2, "checksum": fingerprint({"a": 1})})
-    ({'a': 1}, None)
-    """
-    if not isinstance(record, dict):
-        return None
-    rest = {name: value for name, value in record.items() if name != "checksum"}
     try:
-        return rest if record.get("checksum") == fingerprint(rest) else None
-    except UnicodeEncodeError:  # half a surrogate pair
-        return None
+        return Manifest.model_validate(unsealed(record))
+    except ValidationError:
+        fault: Fault = "unreadable" if listed_files(record) is None else "damaged"
+        raise ArtifactError(
+            f"{path / MANIFEST} is damaged (it was changed after it was written)", path, fault
+        ) from None
 
 
-def _is_whole(manifest: object) -> bool:
-    """Whether this is a manifest with the checksum that it was given, and with everything that readers rely on."""
-    rest = unsealed(manifest)
-    kinds = {"format": int, "stage": str, "inputs": dict, "facts": dict, "files": dict}
-    if rest is None or not all(isinstance(rest.get(name), kind) for name, kind in kinds.items()):
-        return False
-    parts, files = rest.get("parts", {}), rest["files"].items()
-    return (
-        isinstance(parts, dict)
-        and all(isinstance(part, str) for part in parts.values())
-        and all(Path(name).name == name and _describes_a_file(entry) for name, entry in files)
-    )
-
-
-def _describes_a_file(entry: object) -> bool:
-    kinds = {"bytes": int, "sha256": str, "mtime_ns": int}
-    if not isinstance(entry, dict) or not all(isinstance(entry.get(name), kind) for name, kind in kinds.items()):
-        return False
-    blocks = entry.get("blocks", {"bytes": 1, "crc32": ""})
-    if not isinstance(blocks, dict) or not isinstance(blocks.get("crc32"), str) or not isinstance(blocks["bytes"], int):
-        return False
-    count = -(-entry["bytes"] // blocks["bytes"]) if blocks["bytes"] > 0 else -1
-    return "blocks" not in entry or re.fullmatch(f"[0-9a-f]{{{8 * count}}}", blocks["crc32"]) is not None
-
-
-def other_format(manifest: object) -> int | None:
-    """The format of a manifest that another version has written; None for any other manifest."""
-    found = manifest.get("format") if isinstance(manifest, dict) else None
+def other_format(record: object) -> int | None:
+    """Return the format of a manifest that another version has written; None for any other record."""
+    found = record.get("format") if isinstance(record, dict) else None
     return found if isinstance(found, int) and found != FORMAT else None
 
 
-def listed_files(manifest: object) -> set[str] | None:
-    """The files that a manifest of any format names, even a damaged one; None if it is no manifest of ours."""
-    if not isinstance(manifest, dict) or not {"format", "stage", "inputs", "files"} <= manifest.keys():
+def listed_files(record: object) -> set[str] | None:
+    """Return the files that a manifest of any format names, even a damaged one; None if it is no manifest of ours."""
+    if not isinstance(record, dict) or not {"format", "stage", "inputs", "files"} <= record.keys():
         return None
-    files = manifest["files"]
+    files = record["files"]
     return {name for name in files if Path(name).name == name} if isinstance(files, dict) else None
 
 
-def named_parts(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The parts of an artifact, in order: the name of each, a path in the run directory, and its fingerprint."""
-    parts: dict[str, str] = manifest.get("parts", {})
-    return {
-        name: found for name, found in parts.items() if not Path(name).is_absolute() and ".." not in Path(name).parts
-    }
-
-
 def erased_files(path: Path) -> frozenset[str]:
-    """The files of the artifact at `path` that were erased for good; its manifest still tells what they were."""
-    try:
-        names = json.loads((path / ERASED).read_bytes())["files"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return frozenset()
+    """Return the files of the artifact at `path` that were erased for good; its manifest still describes them."""
+    record = read_json(path / ERASED)
+    names = record.get("files") if isinstance(record, dict) else None
     return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
 
 
 def other_part(part: Path, path: Path) -> ArtifactError:
     return ArtifactError(f"{part} is not the part that {path} was made with", part, "damaged")
-
-
-def manifest_fingerprint(manifest: Mapping[str, Any]) -> str:
-    """The identity of an artifact: its inputs and its bytes, not when it was made or how long that took."""
-    files = {name: entry["sha256"] for name, entry in manifest["files"].items()}
-    parts = [named_parts(manifest)] if "parts" in manifest else []
-    return fingerprint([manifest["format"], manifest["stage"], manifest["inputs"], files, *parts])
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

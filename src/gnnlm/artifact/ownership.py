@@ -15,7 +15,6 @@ parts or the new one with its own, whatever the moment.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,20 +24,17 @@ from typing import Any, Literal
 
 from gnnlm.artifact import disk
 from gnnlm.artifact.file_io import telling, write_json
+from gnnlm.artifact.json_record import fingerprint, plain, read_json
 from gnnlm.artifact.manifest import (
     ERASED,
     MANIFEST,
     draft_path,
     erased_files,
-    fingerprint,
     listed_files,
-    manifest_fingerprint,
-    named_parts,
     old_path,
     other_format,
     other_part,
     places,
-    plain,
     read_manifest,
     standing,
 )
@@ -54,10 +50,9 @@ State = Literal["done", "stale", "half-done", "missing", "damaged"]
 
 def draft_names(folder: Path) -> set[str]:
     """The files and folders that a build records as its own; empty where the folder is no build of ours."""
-    record = _read_json(folder / NAMES)
-    if isinstance(record, dict) and record == named(record.get("names")):
-        record = record["names"]  # else damaged, or the plain list of an older version
-    return {NAMES, *(name for name in record if Path(name).name == name)} if isinstance(record, list) else set()
+    record = read_json(folder / NAMES)
+    names = record.get("names") if isinstance(record, dict) and record == named(record.get("names")) else None
+    return {NAMES, *(name for name in names if Path(name).name == name)} if isinstance(names, list) else set()
 
 
 def named(names: object) -> dict[str, object]:
@@ -72,7 +67,7 @@ def is_scratch(name: str) -> bool:
 
 def _own_names(folder: Path) -> tuple[set[str], set[str]]:
     """The names that are ours in a folder: of files, and of what may also be a folder."""
-    named = listed_files(_read_json(folder / MANIFEST))
+    named = listed_files(read_json(folder / MANIFEST))
     files = set() if named is None else {MANIFEST, ERASED, *named}
     built = folder.name.endswith(".partial")
     if named is None and not built:
@@ -133,7 +128,7 @@ def damage(path: Path) -> str:
     """What is wrong with the artifact at `path` or its parts, if anything is (files are measured, not hashed)."""
     if found := _own_damage(path):
         return found
-    for name, wanted in named_parts(read_manifest(path)).items():
+    for name, wanted in read_manifest(path).parts.items():
         part = path.parent / name
         if not any(_is(place, wanted) for place in places(part)):
             return _own_damage(part) or str(other_part(part, path))
@@ -148,15 +143,15 @@ def _own_damage(path: Path) -> str:
         return str(error)
     place = standing(path)
     gone = erased_files(path)
-    for name, entry in manifest["files"].items():
+    for name, entry in manifest.files.items():
         if name in gone:
             continue
         try:
             size = (place / name).stat().st_size
         except FileNotFoundError:
             return f"{path / name} is missing"
-        if size != entry["bytes"]:
-            return f"{path / name} has {size} bytes, but its manifest says {entry['bytes']}"
+        if size != entry.bytes:
+            return f"{path / name} has {size} bytes, but its manifest says {entry.bytes}"
     return ""
 
 
@@ -165,8 +160,8 @@ def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
     place = standing(path)
     if (place / MANIFEST).is_file():
         if damage(path):
-            return "stale" if other_format(_read_json(place / MANIFEST)) is not None else "damaged"
-        return "done" if read_manifest(path)["inputs"] == plain(dict(inputs)) else "stale"
+            return "stale" if other_format(read_json(place / MANIFEST)) is not None else "damaged"
+        return "done" if read_manifest(path).inputs == plain(dict(inputs)) else "stale"
     return "half-done" if draft_path(path).is_dir() else "missing"
 
 
@@ -177,7 +172,7 @@ def settle(path: Path) -> None:
     """Move a finished build into place, also one whose process was killed before it could, and clean up after it."""
     if is_finished(path):
         check_place(path)
-        parts = {path.parent / name: found for name, found in named_parts(read_manifest(draft_path(path))).items()}
+        parts = {path.parent / name: found for name, found in read_manifest(draft_path(path)).parts.items()}
         waiting = [part for part, found in parts.items() if is_finished(part) and _is(draft_path(part), found)]
         if not all(_is(part, found) for part, found in parts.items() if part not in waiting):
             return
@@ -194,7 +189,7 @@ def is_finished(path: Path) -> bool:
 
 
 def _is(path: Path, fingerprint: str) -> bool:
-    return not _own_damage(path) and manifest_fingerprint(read_manifest(path)) == fingerprint
+    return not _own_damage(path) and read_manifest(path).fingerprint == fingerprint
 
 
 def _take_place(path: Path) -> None:
@@ -212,7 +207,7 @@ def _take_place(path: Path) -> None:
 def _tidy(path: Path) -> None:
     """Remove what a build leaves that has taken its place: what it needed for itself, and what it replaced."""
     try:
-        parts = [path.parent / name for name in named_parts(read_manifest(path))]
+        parts = [path.parent / name for name in read_manifest(path).parts]
     except ArtifactError:
         return
     for place in (path, *parts):
@@ -224,7 +219,7 @@ def _tidy_place(place: Path) -> None:
     if not (place / MANIFEST).is_file():
         return
     if (place / NAMES).is_file():
-        for name in sorted(draft_names(place) - {MANIFEST, ERASED, NAMES, *read_manifest(place)["files"]}):
+        for name in sorted(draft_names(place) - {MANIFEST, ERASED, NAMES, *read_manifest(place).files}):
             disk.remove_tree(place / name)
         for name in [*(f"{name}.new" for name in sorted(draft_names(place))), *filter(is_scratch, os.listdir(place))]:
             disk.remove_file(place / name)
@@ -242,10 +237,10 @@ def link_artifact(source: Path, place: Path, parts: bool = True) -> None:
     Without `parts`, they are left to the caller.
     """
     manifest = read_manifest(source)
-    for part in named_parts(manifest) if parts else ():
+    for part in manifest.parts if parts else ():
         link_artifact(source.parent / part, place.parent / part)
     gone = erased_files(source)
-    names = [name for name in manifest["files"] if name not in gone] + ([ERASED] if gone else [])
+    names = [name for name in manifest.files if name not in gone] + ([ERASED] if gone else [])
     folder = draft_path(place)
     disk.make_directory(folder)
     write_json(folder / NAMES, named([*names, MANIFEST]))
@@ -274,7 +269,7 @@ def remove_other_parts(path: Path, candidates: Iterable[Path]) -> None:
 
     The folders that hold them go too when nothing is left in them.
     """
-    parts = {path.parent / name for name in named_parts(read_manifest(path))}
+    parts = {path.parent / name for name in read_manifest(path).parts}
     for part in candidates:
         with suppress(OSError, ArtifactError):  # what is not ours stays
             for folder in (draft_path(part), old_path(part), *([] if part in parts else [part])):
@@ -291,10 +286,3 @@ def bytes_of(*places: Path) -> int:
             with suppress(FileNotFoundError):  # another process is building there
                 size += file.stat().st_size if file.is_file() else 0
     return size
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None

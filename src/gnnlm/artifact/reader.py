@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
-from gnnlm.artifact import blocks
 from gnnlm.artifact.blocks import Array, Blocks, CheckedArray
 from gnnlm.artifact.manifest import (
     MANIFEST,
+    FileEntry,
+    Manifest,
     erased_files,
-    manifest_fingerprint,
-    named_parts,
     old_path,
     other_part,
     parse_manifest,
@@ -34,16 +33,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Artifact:
-    """A complete artifact, its files checked against the manifest.
+    """A complete artifact whose files match its manifest.
 
     All files are held open: a build that replaces the directory later does not change what is read here. `path` is
     for messages, and for files that must be read by path; `check_in_place` then checks that they were still these.
     The files of its parts are verified when each is first read, and large files block by block, so that opening a large
-    run reads little. (Large files of a run made before there were blocks are trusted while their time is the same.)
+    run reads little.
     """
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     _files: dict[str, BinaryIO]
     parts: tuple[Artifact, ...] = ()
     _unverified: set[str] = field(default_factory=set)
@@ -59,8 +58,8 @@ class Artifact:
         while True:
             there = _identity(path)
             try:
-                artifact = cls._opened(path)
-                named = named_parts(artifact.manifest).items()
+                artifact = cls._open_folder(path, path, old_path(path), path)
+                named = artifact.manifest.parts.items()
                 parts = [cls.open_part(path.parent / name, found, path) for name, found in named]
                 break
             except ArtifactError:
@@ -73,14 +72,14 @@ class Artifact:
 
     @classmethod
     def open_part(cls, place: Path, fingerprint: str, whole: Path) -> Artifact:
-        """Open a part of what is at `whole`; its files are verified when each is first read.
+        """Open a part of the artifact at `whole`; its files are verified when each is first read.
 
-        It is beside its place while a build replaces the artifact that it belongs to.
+        While a build replaces the artifact, the part may be beside its place.
         """
         failed: list[ArtifactError] = []
         for folder in (*places(place), place):
             try:
-                part = cls._opened(place, folder)
+                part = cls._open_folder(place, folder)
                 if part.fingerprint == fingerprint:
                     return part
                 failed.append(other_part(place, whole))
@@ -89,109 +88,102 @@ class Artifact:
         raise failed[-1]
 
     @classmethod
-    def _opened(cls, path: Path, place: Path | None = None) -> Artifact:
-        """Open and measure all files; they are verified later. `place`: where they are, if not at `path`."""
-        folder = _folder(*([path, old_path(path), path] if place is None else [place]))
+    def _open_folder(cls, path: Path, *folders: Path) -> Artifact:
+        """Open and measure all files of the artifact at `path`, in the first of the folders that exists."""
+        folder = _folder(*folders)
         if folder is None:
             raise ArtifactError(f"{path} does not exist yet", path, "missing")
         try:
             with _opened(folder, path, MANIFEST) as file:
                 manifest = parse_manifest(file.read(), path)
             gone = erased_files(path)
-            files = {name: _opened(folder, path, name) for name in manifest["files"] if name not in gone}
+            files = {name: _opened(folder, path, name) for name in manifest.files if name not in gone}
         finally:
             os.close(folder)
         for name, file in files.items():
-            _measure(path / name, file, manifest["files"][name])
+            _measure(path / name, file, manifest.files[name])
         return cls(path, manifest, files, _unverified=set(files))
 
     def verify(self, trust: bool = True) -> None:
-        """Verify now what would be verified at its first use, in the parts too; without `trust`, every byte of all."""
+        """Verify now what would be verified when first read, in the parts too; without `trust`, hash every byte."""
         for name in sorted(self._unverified if trust else self._files):
-            if not self._files[name].closed:  # else it was hashed when it was mapped
+            if not self._files[name].closed:  # a closed file was hashed when it was mapped
                 self._verify(name, trust)
         for part in self.parts:
             part.verify(trust)
 
     def _verify(self, name: str, trust: bool = True) -> None:
-        entry, file = self.manifest["files"][name], self._files[name]
-        if not trust or not self._is_large(name):
-            if _sha256(file) != entry["sha256"]:
-                raise self._damaged(name)("its checksum differs")
-        elif "blocks" not in entry and os.fstat(file.fileno()).st_mtime_ns != entry["mtime_ns"]:
-            return self._verify(name, trust=False)
+        entry = self.manifest.files[name]
+        if (not trust or entry.blocks is None) and _sha256(self._files[name]) != entry.sha256:
+            raise self._damaged(name)("its checksum differs")
         self._unverified.discard(name)
-
-    def _is_large(self, name: str) -> bool:
-        return int(self.manifest["files"][name]["bytes"]) > blocks.LARGE
 
     def _damaged(self, name: str) -> Callable[[str], ArtifactError]:
         file = self.path / name
         return lambda what: ArtifactError(f"{file} was edited after it was made ({what})", self.path, "damaged")
 
     def _file(self, name: str) -> BinaryIO:
-        """An open file, verified at its first use; a large one is left to its blocks."""
-        if name not in self._files and name in self.manifest["files"]:
+        """Return an open file, verified when first used; a large file is verified by its blocks."""
+        if name not in self._files and name in self:
             raise ArtifactError(f"{self.path / name} was erased", self.path, "erased")
         if name in self._unverified:
             self._verify(name)
         return self._files[name]
 
     def blocks(self, name: str) -> Blocks | None:
-        """The blocks of a large file; None for a small one, which is verified whole, and in runs that have none."""
-        file, entry = self._file(name), self.manifest["files"][name]
-        if "blocks" in entry and self._is_large(name) and name not in self._blocks:
-            self._blocks[name] = Blocks(file, entry, self._damaged(name))
+        """Return the blocks of a large file; None for a small one, which is verified whole."""
+        file, entry = self._file(name), self.manifest.files[name]
+        if entry.blocks is not None and name not in self._blocks:
+            self._blocks[name] = Blocks(file, entry.bytes, entry.blocks, self._damaged(name))
         return self._blocks.get(name)
 
     def _whole(self, name: str) -> BinaryIO:
-        """An open file that was verified to its last byte."""
+        """Return an open file that is verified to its last byte."""
         if (found := self.blocks(name)) is not None:
             found.check()
         return self._file(name)
 
     @property
     def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = self.manifest["facts"]
-        return facts
+        return self.manifest.facts
 
     @property
     def inputs(self) -> dict[str, Any]:
-        inputs: dict[str, Any] = self.manifest["inputs"]
-        return inputs
+        return self.manifest.inputs
 
     @property
     def fingerprint(self) -> str:
-        return manifest_fingerprint(self.manifest)
+        return self.manifest.fingerprint
 
     def __contains__(self, name: str) -> bool:
-        return name in self.manifest["files"]
+        return name in self.manifest.files
 
     def array(self, name: str) -> Array:
-        """A memory-mapped array; of a large one, blocks are verified as they are read (`CheckedArray`)."""
+        """Return a memory-mapped array; blocks of a large one are verified as they are read (`CheckedArray`)."""
         if name not in self._arrays:
-            self._arrays[name] = _mapped(self._file(name), self.blocks(name))
-            if not self._is_large(name):
-                self._files[name].close()  # the map is enough, and the files that may be open are few
+            checked = self.blocks(name)
+            self._arrays[name] = _mapped(self._file(name), checked)
+            if checked is None:
+                self._files[name].close()  # the map is enough, and a process may hold few files open
         return self._arrays[name]
 
     def bytes(self, name: str) -> bytes:
-        size: int = self.manifest["files"][name]["bytes"]
+        size = self.manifest.files[name].bytes
         return os.pread(self._whole(name).fileno(), size, 0) if size < 2**30 else self.file(name).read_bytes()
 
     def text(self, name: str) -> str:
         return self.bytes(name).decode("utf-8")
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a safetensors file."""
-        from safetensors.torch import load_file
+        """Return the tensors of a safetensors file."""
+        from safetensors.torch import load_file  # imports torch
 
         return load_file(self.file(name))
 
     def file(self, name: str) -> Path:
-        """A path to the very file that was verified, for libraries that read by path; valid while the artifact is open.
+        """Return a path to the very file that was verified, for libraries that read by path.
 
-        It has no suffix.
+        The path is valid while the artifact is open, and has no suffix.
         """
         file = self._whole(name)
         file.seek(0)
@@ -200,7 +192,7 @@ class Artifact:
     def check_in_place(self) -> None:
         """Refuse if another build has replaced this artifact: what was read by path since cannot be trusted."""
         try:
-            there = manifest_fingerprint(read_manifest(self.path))
+            there = read_manifest(self.path).fingerprint
         except ArtifactError:
             there = ""
         if there != self.fingerprint:
@@ -252,11 +244,10 @@ def _beyond_limit(path: Path, error: OSError) -> Exception:
     )
 
 
-def _measure(path: Path, file: BinaryIO, entry: dict[str, Any]) -> None:
+def _measure(path: Path, file: BinaryIO, entry: FileEntry) -> None:
     size = os.fstat(file.fileno()).st_size
-    if size != entry["bytes"]:
-        what = f"{path} has {size} bytes, but its manifest says {entry['bytes']}"
-        raise ArtifactError(what, path.parent, "damaged")
+    if size != entry.bytes:
+        raise ArtifactError(f"{path} has {size} bytes, but its manifest says {entry.bytes}", path.parent, "damaged")
 
 
 def _sha256(file: BinaryIO) -> str:

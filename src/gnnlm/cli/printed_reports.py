@@ -54,7 +54,6 @@ def show_current(made: Run, as_json: bool) -> None:
 def generation_line(made: Run) -> str | None:
     """What the run serves now, if documents have come or gone since it was built."""
     from gnnlm.artifact import read_manifest
-    from gnnlm.artifact.manifest import manifest_fingerprint
     from gnnlm.generation import read_current
 
     now = read_current(made.root)
@@ -63,7 +62,7 @@ def generation_line(made: Run) -> str | None:
     line = f"serves generation {now.number}: {now.documents:,} documents, {now.rows:,} rows"
     kinds = [name for name, stage in made.stages.items() if stage.part or name in now.refitted]
     there = all((made.path(name) / "manifest.json").is_file() for name in kinds)
-    found = {name: manifest_fingerprint(read_manifest(made.path(name))) for name in kinds} if there else {}
+    found = {name: read_manifest(made.path(name)).fingerprint for name in kinds} if there else {}
     if found != dict(now.trained):
         return f"{line}; stale, made before the run was rebuilt: gnnlm renew {made.root}"
     return f"{line} (the report is of generation 0, the run as it was built)"

@@ -6,7 +6,6 @@ own disk, and sees it as a run directory of links. What has been made travels ba
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import disk, file_digest, fingerprint
-from gnnlm.artifact.manifest import ERASED, erased_files
+from gnnlm.artifact.manifest import ERASED, MANIFEST, erased_files, read_manifest
 from gnnlm.errors import ArtifactError, EngineError
 
 SCRATCH = "GNNLM_SCRATCH"  # the environment variable that names a machine's folder for copies
@@ -40,9 +39,10 @@ class View:
             if path.is_file():
                 files[name] = file_digest(path)
             elif path.is_dir():
-                known, gone = json.loads((path / "manifest.json").read_bytes())["files"], erased_files(path)
-                files |= {f"{name}/{file}": entry["sha256"] for file, entry in known.items() if file not in gone}
-                for file in ("manifest.json", *([ERASED] if gone else [])):
+                known = read_manifest(path).files
+                gone = erased_files(path)
+                files |= {f"{name}/{file}": entry.sha256 for file, entry in known.items() if file not in gone}
+                for file in (MANIFEST, *([ERASED] if gone else [])):
                     files[f"{name}/{file}"] = file_digest(path / file)
         return cls(files)
 

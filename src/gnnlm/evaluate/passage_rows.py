@@ -58,7 +58,7 @@ class ReadWithPassages:
         """The part of a split that was read with passages, its neighbours, and the seconds that the search took."""
         name = self.artifact.facts["valid"] if split == "valid" else split
         states = mapped(self.artifact.array(f"{name}.states.npy"))
-        keyed = f"{name}.keys.npy" in self.artifact.manifest["files"]
+        keyed = f"{name}.keys.npy" in self.artifact.manifest.files
         keys = mapped(self.artifact.array(f"{name}.keys.npy")) if keyed else states
         table, seconds = self._search(keys, split)
         stream, count = self.streams[split], len(states)

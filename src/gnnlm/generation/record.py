@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import fingerprint
-from gnnlm.artifact.manifest import unsealed
+from gnnlm.artifact.json_record import unsealed
 from gnnlm.errors import ArtifactError
 from gnnlm.layout import ADDED, REFITTED, SEGMENTS
 

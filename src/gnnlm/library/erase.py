@@ -166,7 +166,7 @@ def _empty_segment(segment: Path, generation: int, but: str) -> None:
             with suppress(ArtifactError):
                 remove_ours(part)
         elif (part / MANIFEST).is_file():
-            _empty(part, list(read_manifest(part)["files"]), generation)
+            _empty(part, list(read_manifest(part).files), generation)
 
 
 def _empty(artifact: Path, names: Sequence[str], generation: int) -> None:
@@ -206,7 +206,7 @@ def _may_remember(run: Run, now: Generation, linked: int) -> Iterator[str]:
         yield f"{run.path('codec')}: the codebooks of the states"
     if run.artifact("index").facts["kind"] != "exact":
         yield f"{run.path('index')}: the centroids of the trained index"
-    if "cache" in run.stages and any(name.endswith(".safetensors") for name in run.artifact("cache").manifest["files"]):
+    if "cache" in run.stages and any(name.endswith(".safetensors") for name in run.artifact("cache").manifest.files):
         yield f"{run.path('cache')}: the codebooks of the cache"
     for name, made in now.refitted.items():
         if name == "cache" and not list((run.root / made.path).glob("*.safetensors")):

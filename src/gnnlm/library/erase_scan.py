@@ -92,7 +92,7 @@ class _Kept:
         self._tokens = b"".join(np.asarray(stream.tokens).tobytes() for stream in streams)
         self._arrays = list(_arrays(run.root, *sorted(now.paths)))
         encoded = run.artifact("encode")
-        self._arrays += [encoded.array(name) for name in encoded.manifest["files"] if name.endswith(".npy")]
+        self._arrays += [encoded.array(name) for name in encoded.manifest.files if name.endswith(".npy")]
 
     def new_text(self, text: str) -> list[bytes]:
         pieces = {text[start : start + LETTERS] for start in range(0, max(1, len(text) - LETTERS + 1), LETTERS // 2)}
@@ -127,7 +127,7 @@ def _arrays(root: Path, *parts: str) -> Iterator[np.ndarray[tuple[int, ...], np.
     for path in (Path(part) for part in parts):
         try:
             part = Artifact.open(root / path) if path.name in KINDS and path.parent.parent.name in FOLDERS else None
-            yield from [part.array(name) for name in part.manifest["files"] if name.endswith(".npy")] if part else ()
+            yield from [part.array(name) for name in part.manifest.files if name.endswith(".npy")] if part else ()
         except ArtifactError:  # not there, or erased
             continue
 

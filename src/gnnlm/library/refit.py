@@ -127,7 +127,7 @@ def _inputs(at: RunAt, stage: str) -> dict[str, Any]:
     """What determines a refit: the stage's config, and the trained parts and the documents that it reads."""
     before = [name for name in ancestors(at, stage) if name != NOT_SERVED]  # which the others determine
     kinds = [kind for name, kind in segment_kinds(at).items() if name in before]
-    config = read_manifest(at.path(stage))["inputs"]
+    config = read_manifest(at.path(stage)).inputs
     return {
         **{name: value for name, value in config.items() if not name.startswith("artifact ")},
         **{f"artifact {name}": at.artifact(name).fingerprint for name in before},

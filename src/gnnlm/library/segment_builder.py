@@ -44,7 +44,7 @@ class Copied:
     def write(self, draft: Draft, kind: str) -> dict[str, Any]:
         """Write the rows of every array of a part."""
         sources = [part[kind] for part in self.parts]
-        names = [name for name in sources[0].manifest["files"] if name.endswith(".npy")]
+        names = [name for name in sources[0].manifest.files if name.endswith(".npy")]
         rows = sum(last - first for spans in self.spans for first, last in spans)
         for name in names:
             arrays = [source.array(name) for source in sources]
@@ -102,7 +102,7 @@ class SegmentMaker:
         if codec.facts["kind"] == "fp16":
             return None
         quantizer = Quantizer.from_tensors(codec.tensors(QUANTIZER))
-        inputs = codes_inputs(states.fingerprint, codec.manifest["files"][QUANTIZER]["sha256"])
+        inputs = codes_inputs(states.fingerprint, codec.manifest.files[QUANTIZER].sha256)
 
         def write(draft: Draft) -> dict[str, Any]:
             codes = SegmentCodes(quantizer, states.array("states.npy"))
@@ -115,7 +115,7 @@ class SegmentMaker:
         from gnnlm.retrieval.faiss_build import TRAINED, fill_index, index_inputs
 
         index, rows = self._run.artifact("index"), Rows.of(stream)
-        metric, learned = index.facts["metric"], index.manifest["files"][TRAINED]["sha256"]
+        metric, learned = index.facts["metric"], index.manifest.files[TRAINED].sha256
 
         def write(draft: Draft) -> dict[str, Any]:
             keys = states.array(key_file(self._run.artifact("encode")))
@@ -128,7 +128,7 @@ class SegmentMaker:
         self, path: Path, stream: Stream, states: Artifact, codes: Artifact | None, copied: Copied | None
     ) -> Artifact:
         run, cache, parts = self._run, self._run.artifact("cache"), self._run.parts
-        learned = cache.manifest["files"][QUANTIZERS]["sha256"] if QUANTIZERS in cache else None
+        learned = cache.manifest.files[QUANTIZERS].sha256 if QUANTIZERS in cache else None
         made_from = cached_from(run, states.fingerprint, None if codes is None else codes.fingerprint)
         form = cache.facts["form"]
 

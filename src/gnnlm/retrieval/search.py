@@ -218,5 +218,5 @@ def search_table(
 def open_table(tables: Artifact, split: str) -> NeighbourTable:
     """The neighbours of a split's positions."""
     some = f"{split}.positions.npy"
-    queried = torch.from_numpy(np.array(tables.array(some))) if some in tables.manifest["files"] else None
+    queried = torch.from_numpy(np.array(tables.array(some))) if some in tables.manifest.files else None
     return NeighbourTable(tables.array(f"{split}.ids.npy"), tables.array(f"{split}.similarity.npy"), queried)

@@ -164,7 +164,7 @@ class Analysis:
     def _recorded(self, name: str) -> dict[str, Any]:
         """What a part that is there was made from."""
         try:
-            inputs: dict[str, Any] = read_manifest(self.root / name)["inputs"]
+            inputs: dict[str, Any] = read_manifest(self.root / name).inputs
         except ArtifactError:
             return {}
         return inputs

@@ -66,7 +66,7 @@ def _segment_tokens(run: Run, was: Mapping[str, Any]) -> int | None:
     size = run.config.store.segment_tokens
     if not was:
         return size
-    train, before = read_manifest((run.origin or run).path("corpus"))["facts"]["train"], was.get("store.segment_tokens")
+    train, before = read_manifest((run.origin or run).path("corpus")).facts["train"], was.get("store.segment_tokens")
     positions = train["tokens"] + train["documents"]
     alike = positions <= size and (before is None or positions <= before)
     return before if alike or (run.reading and before is None) else size
@@ -75,7 +75,7 @@ def _segment_tokens(run: Run, was: Mapping[str, Any]) -> int | None:
 def _made_from(run: Run, name: str) -> Mapping[str, Any]:
     """The inputs that a stage was built from; empty if it is not built or cannot be read."""
     try:
-        inputs: dict[str, Any] = read_manifest((run.origin or run).path(name))["inputs"]
+        inputs: dict[str, Any] = read_manifest((run.origin or run).path(name)).inputs
     except ArtifactError:
         return {}
     return inputs

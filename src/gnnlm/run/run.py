@@ -14,8 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnlm.artifact import Artifact, Draft, State, bytes_of, differences, plain, read_manifest, state_of
-from gnnlm.artifact import manifest_fingerprint as fingerprint_of
+from gnnlm.artifact import Artifact, Draft, Manifest, State, bytes_of, differences, plain, read_manifest, state_of
 from gnnlm.artifact.ownership import check_place, damage, link_artifact, remove_other_parts, settle
 from gnnlm.config import SCRATCH, Config
 from gnnlm.config.paths import portable
@@ -78,14 +77,14 @@ class Run:
             parents = {parent: self._manifest(parent) for parent in stage.parents}
         except ArtifactError:
             return None
-        made_of = {parent: fingerprint_of(manifest) for parent, manifest in parents.items()}
+        made_of = {parent: manifest.fingerprint for parent, manifest in parents.items()}
         key = (stage.name, *made_of.values())
         if key not in self._own_inputs:
-            facts = {parent: manifest["facts"] for parent, manifest in parents.items()}
+            facts = {parent: manifest.facts for parent, manifest in parents.items()}
             self._own_inputs[key] = plain(OWN_INPUTS[stage.name](self, facts))
         return {**self._own_inputs[key], **{f"artifact {parent}": found for parent, found in made_of.items()}}
 
-    def _manifest(self, name: str) -> dict[str, Any]:
+    def _manifest(self, name: str) -> Manifest:
         """The manifest of the opened artifact, or else of the one on disk."""
         return self._open[name].manifest if name in self._open else read_manifest(self.path(name))
 
@@ -163,7 +162,7 @@ class Run:
         inputs = self.inputs(stage)
         if inputs is None:
             return "a stage it depends on is missing"
-        return differences(read_manifest(self.path(stage.name))["inputs"], inputs) or "depends on a stale stage"
+        return differences(read_manifest(self.path(stage.name)).inputs, inputs) or "depends on a stale stage"
 
     def _mismatch(self, stage: Stage) -> str:
         found = self.why(stage, "stale")
@@ -279,7 +278,7 @@ class Run:
         """Refuse, before a new stage is built, what was made without it."""
         for name, stage in self.stages.items():
             try:
-                made = read_manifest(self.path(name))["inputs"]
+                made = read_manifest(self.path(name)).inputs
             except ArtifactError:  # missing or damaged: the build says so
                 continue
             for parent in stage.parents:
@@ -317,7 +316,7 @@ class Run:
                 continue
             if self.state(stage) != "done" or not all(parent in kept for parent in stage.parents):
                 continue
-            if new.inputs(stage) == read_manifest(self.path(name))["inputs"]:
+            if new.inputs(stage) == read_manifest(self.path(name)).inputs:
                 new._open[name] = self.artifact(name)  # the parent that it would link
                 kept.append(name)
         return kept

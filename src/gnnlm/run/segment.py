@@ -19,7 +19,7 @@ def cached_from(run: Run, states: str, codes: str | None) -> dict[str, Any]:
     """Which network and which states the tables of a segment are made from."""
     return {
         "network": run.artifact("train").fingerprint,
-        "softmax": run.artifact("encode").manifest["files"]["head.safetensors"]["sha256"],
+        "softmax": run.artifact("encode").manifest.files["head.safetensors"].sha256,
         "bytes": run.config.cache.bytes if run.config.cache.dtype == "pq" else None,
         "states": states,
         "codes": codes,

@@ -46,7 +46,7 @@ def trained_of(run: Run, refitted: Iterable[str] = ()) -> dict[str, str]:
 
 def as_built(run: Run) -> Generation:
     """Generation 0: the segments that the stages of a run have built."""
-    if any(name.startswith("train.") for name in run.artifact("corpus").manifest["files"]):
+    if any(name.startswith("train.") for name in run.artifact("corpus").manifest.files):
         raise ArtifactError(
             f"{run.root} was made before there were segments, so its store cannot change; build it again: gnnlm run "
             f"{shlex.quote(str(run.root))} --rebuild"

@@ -229,7 +229,7 @@ def test_a_coded_run_has_a_coded_store(analysed: Analysis, tmp_path: Path) -> No
     coded = Subject(subject.name, config, subject.parts, subject.artifact, subject.stages)
     with Draft(tmp_path / "store", "store", {}) as draft:
         store = build_gnn_store(draft, coded)
-    assert set(store.manifest["files"]) == {"codes.npy", "quantizer.safetensors"}
+    assert set(store.manifest.files) == {"codes.npy", "quantizer.safetensors"}
     positions = torch.arange(0, 3800, 7)
     exact = gnn_keys(made(analysed, "gnn-store"), positions).float()
     lost = (gnn_keys(store, positions) - exact).square().sum() / (exact - exact.mean(0)).square().sum()

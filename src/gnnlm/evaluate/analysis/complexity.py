@@ -154,7 +154,7 @@ def _batches(subject: Subject, name: str, text_: SearchedText, blocks: int, bloc
 
 def _size(artifact: Artifact) -> int:
     """The bytes of an artifact's files and of its parts'."""
-    own = sum(int(entry["bytes"]) for entry in artifact.manifest["files"].values())
+    own = sum(entry.bytes for entry in artifact.manifest.files.values())
     return own + sum(map(_size, artifact.parts))
 
 
