@@ -20,22 +20,21 @@ from common import machine
 
 from gnnlm.artifact import human_bytes
 from gnnlm.config import Config, load_config
+from gnnlm.plan.needs import Need, PlanFacts, plan
+from gnnlm.plan.rates import Rates, bf16_slowdown, slow_settings
+from gnnlm.plan.sizes import ModelSizes, TextSize
 from gnnlm.progress import human_time
-from gnnlm.retrieval import timing
-from gnnlm.retrieval.timing import timed
+from gnnlm.retrieval import search_costs
+from gnnlm.retrieval.search_costs import index_shape, timed
 from gnnlm.run import Run
-from gnnlm.run.calibrate import measured_rates
-from gnnlm.run.plan import Need, index_shape, plan
-from gnnlm.run.rates import Rates, slow_settings
-from gnnlm.run.sizes import Amount, Description, describe
-from gnnlm.run.speed import Speed
+from gnnlm.run.planning import model_sizes, rates_here
 
 ROOT = Path(__file__).parent.parent
 SIZES = {"100M": 100_000_000, "768M": 768_000_000, "10B": 10_000_000_000}
 PAPERS = {"100M": (4096, 128), "768M": (2**20, 64), "10B": (2**20, 64)}  # clusters, and bytes of a key
 NODES = (1, 4, 16, 64)
 NETWORK = 1.25e9  # bytes a second between nodes: 10 Gbit/s
-HELD = Amount(231_000, 60)  # valid and test, each, as in WikiText-103
+HELD = TextSize(231_000, 60)  # valid and test, each, as in WikiText-103
 STAGES = ("encode", "codec", "index", "search", "train", "tune", "eval")
 
 
@@ -45,12 +44,12 @@ def sized(config: Config, size: str) -> Config:
     return config.model_copy(update={"index": config.index.model_copy(update={"clusters": clusters, "bytes": code})})
 
 
-def planned(config: Config, about: Description, rates: Rates, size: str) -> dict[str, Need]:
-    text = {"train": Amount(SIZES[size], 0), "valid": HELD, "test": HELD}
-    return plan(sized(config, size), about, text, rates)
+def planned(config: Config, about: ModelSizes, rates: Rates, size: str) -> dict[str, Need]:
+    text = {"train": TextSize(SIZES[size], 0), "valid": HELD, "test": HELD}
+    return plan(sized(config, size), PlanFacts(about, text, rates))
 
 
-def plan_table(config: Config, about: Description, rates: Rates) -> list[str]:
+def plan_table(config: Config, about: ModelSizes, rates: Rates) -> list[str]:
     needs = {size: planned(config, about, rates, size) for size in SIZES}
     lines = ["| stage | " + " | ".join(f"{size}: disk | memory | time" for size in SIZES) + " |"]
     lines.append("|---|" + "--:|--:|--:|" * len(SIZES))
@@ -104,10 +103,14 @@ def simulate(config: Config, width: int, rates: Rates, merging: dict[int, float]
     rows, queries, k = SIZES[size], SIZES[size] + 2 * HELD.tokens, config.search.k
     shape = index_shape(sized(config, size).index, rows, width)
     assert shape is not None
-    scanning = shape.found * rates.compare / nodes + shape.probed(rows) / nodes * rates.scan + k * rates.neighbour
+    scanning = (
+        shape.clusters_compared * rates.compare / nodes
+        + shape.rows_scanned(rows) / nodes * rates.scan
+        + k * rates.neighbour
+    )
     joining = merging[nodes] / nodes + ((nodes - 1) * k * 8 / NETWORK / nodes if nodes > 1 else 0.0)
     seconds = queries * (scanning + joining)
-    index = rows / nodes * shape.row + 4.0 * shape.clusters * shape.width
+    index = rows / nodes * shape.row_bytes + shape.centroid_bytes
     return Simulated(size, nodes, seconds, queries / seconds, joining / (scanning + joining), index)
 
 
@@ -147,13 +150,13 @@ def main() -> None:
     given = parser.parse_args()
     if given.cpu_time:
         torch.set_num_threads(1)
-        timing.clock = time.process_time
+        search_costs.clock = time.process_time
     cores = torch.get_num_threads()
-    speed = Speed.measured()
-    slow = slow_settings(load_config(given.config), speed, ("encode", "train"))  # without instructions for bfloat16
+    slowdown = bf16_slowdown("auto")
+    slow = slow_settings(load_config(given.config), slowdown, ("encode", "train"))  # without instructions for bfloat16
     run = Run(load_config(given.config, [words.rpartition(" ")[2] for words in slow]))
-    about = describe(run)
-    here = measured_rates(run, about, speed, learning=False)
+    about = model_sizes(run)
+    here = rates_here(run, about, learning=False, slowdown=slowdown)
     rates = here.on(given.cores / cores)
     merging = {nodes: merge_seconds(nodes, run.config.search.k) * cores / given.cores for nodes in NODES}
     stages = plan_table(run.config, about, rates)
@@ -179,8 +182,7 @@ def main() -> None:
             replace_between(ROOT / "docs" / "scaling.md", name, lines)
         replace_between(ROOT / "benchmarks" / "results.md", "search over nodes", [*tables["search"], "", measured[0]])
     if given.json:
-        rates_here = {**vars(here), "train": {str(k): seconds for k, seconds in here.train.items()}}
-        print(json.dumps({"rates": rates_here, "cores": given.cores, "search": [asdict(one) for one in simulated]}))
+        print(json.dumps({"rates": here.as_dict(), "cores": given.cores, "search": [asdict(one) for one in simulated]}))
 
 
 if __name__ == "__main__":

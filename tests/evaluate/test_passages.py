@@ -33,10 +33,10 @@ from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.retrieval.bm25 import PassageIndex
 from gnnlm.run import Run
-from gnnlm.run.sizes import amounts, describe
+from gnnlm.run.planning import model_sizes, sizes_of_text
 from tests.cli import error_line, gnnlm
+from tests.plan.test_plan import HERE, at_speed, planned
 from tests.reference.bm25 import bm25_score
-from tests.test_plan import HERE, by_size, planned
 
 ASKED = {
     "enabled": True,
@@ -347,6 +347,6 @@ def test_plan_counts_the_reading(compared: Run, tiny_run: Run) -> None:
     made = sum(file.stat().st_size for file in compared.path("passages").iterdir())
     assert needs["passages"].disk == pytest.approx(made, rel=0.2)
     fewer = with_passages(compared.config, compared.root, tokens=450)
-    faster = by_size(fewer, describe(compared), amounts(compared), HERE)
+    faster = at_speed(fewer, model_sizes(compared), sizes_of_text(compared), HERE)
     assert faster["passages"].seconds < 0.7 * needs["passages"].seconds
     assert "passages" not in planned(tiny_run, HERE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,15 +62,17 @@ def _train_lm(made: Run, rebuild: bool, finish: bool) -> None:
 @lm.command(name="describe")
 def lm_describe(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
     """Show the sizes of a config's base model and graph network."""
-    from gnnlm.run.sizes import describe
+    from gnnlm.run.planning import model_sizes
 
-    about = describe(open_config(config, set_))
-    both = about.parameters + about.gnn_parameters
-    say(f"base model: {about.parameters:,} parameters, width {about.width}, vocabulary {about.vocabulary:,}")
-    say(f"graph network: {about.gnn_parameters:,} parameters, width {about.gnn_width}; together {both:,}")
-    say(f"receptive field: {about.receptive_field:,} tokens")
+    made = open_config(config, set_)
+    sizes = model_sizes(made)
+    gnn_width = made.config.gnn.width or sizes.width
+    together = sizes.parameters + sizes.gnn_parameters
+    say(f"base model: {sizes.parameters:,} parameters, width {sizes.width}, vocabulary {sizes.vocabulary:,}")
+    say(f"graph network: {sizes.gnn_parameters:,} parameters, width {gnn_width}; together {together:,}")
+    say(f"receptive field: {sizes.receptive_field:,} tokens")
     if as_json:
-        print(json.dumps(about.as_dict()))
+        print(json.dumps({**asdict(sizes), "gnn_width": gnn_width}))
 
 
 @lm.command()

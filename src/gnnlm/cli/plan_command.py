@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, astuple, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,10 +18,14 @@ from gnnlm.errors import ConfigError
 from gnnlm.progress import human_time, say, warn
 
 if TYPE_CHECKING:
+    from gnnlm.plan.needs import Need
+    from gnnlm.plan.sizes import TextSize
     from gnnlm.run import Run
-    from gnnlm.run.sizes import Amount
 
+# gnnlm.plan and gnnlm.run.planning import torch, so they are imported when a plan is made.
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+SECONDS = ((3600, 60.0), (48 * 3600, 360.0), (math.inf, 8640.0))  # up to each limit, the steps of `human_time`
+BYTES = ((1024, 1.0), *((1024.0 ** (n + 1), 1024.0**n / 10) for n in (1, 2, 3)), (math.inf, 1024.0**4 / 10))
 HELD_OUT = 250_000  # tokens of valid and of test, where they are not known: as many as WikiText-103 has
 
 
@@ -61,66 +67,110 @@ def plan(
     """
     import torch
 
-    from gnnlm.run.calibrate import measured_rates
-    from gnnlm.run.fits import problems, remaining
-    from gnnlm.run.machine import Machine
-    from gnnlm.run.plan import plan as make_plan
-    from gnnlm.run.plan import table_of
-    from gnnlm.run.rates import slow_settings
-    from gnnlm.run.sizes import describe, done_stages
-    from gnnlm.run.speed import Speed
+    from gnnlm.plan.fits import FreeResources, problems
+    from gnnlm.plan.needs import PlanFacts
+    from gnnlm.plan.needs import plan as needs_of
+    from gnnlm.plan.rates import bf16_slowdown, slow_settings
+    from gnnlm.run.planning import done_stages, model_sizes, rates_here, remaining
 
     made = open_config(config, set_, data_dir)
-    machine = Machine.here(made.root)
+    free = FreeResources.here(made.root)
     if memory is not None:
-        machine = replace(machine, memory=float(parse_count(memory, "--memory")))
+        free = replace(free, memory=float(parse_count(memory, "--memory")))
     if disk is not None:
-        machine = replace(machine, disk=float(parse_count(disk, "--disk")))
-    text, about = _amounts(made, None if tokens is None else parse_count(tokens, "--tokens")), describe(made)
+        free = replace(free, disk=float(parse_count(disk, "--disk")))
+    text = _text_sizes(made, None if tokens is None else parse_count(tokens, "--tokens"))
+    model = model_sizes(made)
     say("plan: measuring this machine")
     done = {} if tokens is not None else done_stages(made)
-    speed = Speed.measured(made.config.lm.device)
-    rates = measured_rates(made, about, speed, learning="lm" not in done)
-    here = torch.get_num_threads()  # those that were measured
-    rates = rates if cores is None else rates.on(cores / here)
-    needs = make_plan(made.config, about, text, rates)
+    slowdown = bf16_slowdown(made.config.lm.device)
+    rates = rates_here(made, model, "lm" not in done, slowdown)
+    measured_cores = torch.get_num_threads()
+    if cores is not None:
+        rates = rates.on(cores / measured_cores)
+    facts = PlanFacts(model, text, rates)
+    needs = needs_of(made.config, facts)
     left = remaining(needs, made) if tokens is None else needs
-    slow = slow_settings(made.config, speed, left)
-    lacks = problems(made.config, about, text, left, machine) if left else []
-    whole = table_of(needs, done)
+    slow = slow_settings(made.config, slowdown, left)
+    lacks = list(problems(made.config, facts, left, free))
     title = (
-        f"{made.root}: {text['train'].tokens:,} store tokens, width {about.width:,}, {about.parameters:,} parameters"
+        f"{made.root}: {text['train'].tokens:,} store tokens, width {model.width:,}, {model.parameters:,} parameters"
     )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("stage", "disk", "memory", "time here" if cores is None else f"time on {cores} cores"):
-        table.add_column(column, justify="left" if column == "stage" else "right")
-    for name, need in whole["stages"].items():
-        if need["done"]:
-            table.add_row(name, f"{human_bytes(need['there'])} on disk", "-", "done")
-        else:
-            table.add_row(name, human_bytes(need["disk"]), human_bytes(need["memory"]), human_time(need["seconds"]))
-    table.add_row("remaining", human_bytes(whole["disk"]), human_bytes(whole["memory"]), human_time(whole["seconds"]))
-    out.print(table)
-    for words in lacks:
-        warn(f"this run does not fit: {words}")
-    for words in slow:
-        warn(words)
+    out.print(_table(needs, done, title, "time here" if cores is None else f"time on {cores} cores"))
+    for problem in lacks:
+        warn(f"this run does not fit: {problem}")
+    for setting in slow:
+        warn(setting)
     if as_json:
-        measured = {**vars(rates), "train": {str(k): value for k, value in rates.train.items()}}
-        exact = table_of(needs, done, exact=True)
+        stages = {
+            name: {"done": name in done, "there": done.get(name, 0), **asdict(need)}
+            for name, need in without(needs, done).items()
+        }
+        machine = {"cores": cores or measured_cores, "rates": rates.as_dict()}
         found = {"fits": not lacks, "problems": lacks, "slow": slow}
-        print(json.dumps({**exact, "cores": cores or here, "rates": measured, **found}))
+        print(json.dumps({"stages": stages, **asdict(total(without(needs, done))), **machine, **found}))
 
 
-def _amounts(made: Run, tokens: int | None) -> dict[str, Amount]:
+def _text_sizes(made: Run, tokens: int | None) -> dict[str, TextSize]:
     """The text of a run; with another number of store tokens, in documents of the same length."""
-    from gnnlm.run.sizes import Amount, amounts
+    from gnnlm.plan.sizes import TextSize
+    from gnnlm.run.planning import sizes_of_text
 
     if tokens is None:
-        return amounts(made)
+        return sizes_of_text(made)
     try:
-        text = amounts(made)
+        text = sizes_of_text(made)
     except ConfigError:  # not built yet
-        held = Amount(min(HELD_OUT, max(1, tokens // 10)), 1)
-        text = {"train": Amount(tokens, 1), "valid": held, "test": held}
+        held_out = TextSize(min(HELD_OUT, max(1, tokens // 10)), 1)
+        text = {"train": TextSize(tokens, 1), "valid": held_out, "test": held_out}
     return {**text, "train": text["train"].scaled(tokens)}
+
+
+def _table(needs: Mapping[str, Need], done: Mapping[str, int], title: str, time: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("stage", "disk", "memory", time):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    shown = {name: rounded(need) for name, need in without(needs, done).items()}
+    for name, need in {**shown, "remaining": total(shown)}.items():
+        if name in done:
+            table.add_row(name, f"{human_bytes(done[name])} on disk", "-", "done")
+        else:
+            table.add_row(name, human_bytes(need.disk), human_bytes(need.memory), human_time(need.seconds))
+    return table
+
+
+def without(needs: Mapping[str, Need], done: Collection[str]) -> dict[str, Need]:
+    """Return the needs with nothing for the stages that are done."""
+    return {
+        name: replace(need, disk=0.0, memory=0.0, seconds=0.0) if name in done else need for name, need in needs.items()
+    }
+
+
+def total(needs: Mapping[str, Need]) -> Need:
+    """Return the disk and the time of all stages, and the memory of the largest."""
+    from gnnlm.plan.needs import Need
+
+    return Need(
+        disk=sum(need.disk for need in needs.values()),
+        memory=max(need.memory for need in needs.values()),
+        seconds=sum(need.seconds for need in needs.values()),
+    )
+
+
+def rounded(need: Need) -> Need:
+    """Return a need as the table shows it, so that the totals match the rows."""
+    steps = BYTES, BYTES, SECONDS
+    disk, memory, seconds = (round_to(value, step) for value, step in zip(astuple(need), steps, strict=True))
+    return replace(need, disk=disk, memory=memory, seconds=seconds)
+
+
+def round_to(value: float, steps: Sequence[tuple[float, float]]) -> float:
+    """Round to a multiple of the step for values of this size; what is not 0 does not become 0.
+
+    >>> [round_to(seconds, SECONDS) for seconds in (0, 10, 100, 4000, 300_000)]
+    [0.0, 60.0, 120.0, 3960.0, 302400.0]
+    >>> round_to(1000.4, BYTES), round_to(1024 * 1.26, BYTES)
+    (1000.0, 1331.2)
+    """
+    step = next(step for limit, step in steps if value < limit)
+    return step * max(round(value / step), 1 if value else 0)

@@ -23,12 +23,12 @@ from gnnlm.evaluate.analysis.alternatives import Candidate
 from gnnlm.evaluate.analysis.components import BASELINE, Trained, Variant, variants_of
 from gnnlm.evaluate.compare import Finished
 from gnnlm.evaluate.report import read_report
+from gnnlm.plan.needs import PlanFacts, plan
+from gnnlm.plan.rates import Rates, measured_rates, rates_of_fork
+from gnnlm.plan.sizes import ModelSizes, network_parameters
 from gnnlm.progress import say
-from gnnlm.run.plan import plan
-from gnnlm.run.rates import rates_by_size
+from gnnlm.run.planning import sizes_of_text, stored_sizes
 from gnnlm.run.run import Run
-from gnnlm.run.sizes import Amount, Description, amounts, describe_store, network_parameters
-from gnnlm.run.speed import Speed
 
 RECORD = "forked-from.json"  # what a fork was made from
 
@@ -74,20 +74,25 @@ class Forks:
 
     def seconds(self, variant: Variant) -> float:
         """An estimate of the time that a change takes here; 0 if it cannot be made."""
-        about, text, speed = self._estimates
         try:
             config = self.config(variant)
-            about = replace(about, gnn_parameters=network_parameters(config, about.width))
+            model = replace(self._model, gnn_parameters=network_parameters(config, self._model.width))
             kept = self.run.kept_by(Run(config, reading=True))
         except ConfigError:
             return 0.0
-        needs = plan(config, about, text, rates_by_size(config, about, speed))
+        rates = rates_of_fork(self._rates, self.run.config, self._model, config, model)
+        facts = PlanFacts(model, sizes_of_text(self.run), rates)
+        needs = plan(config, facts)
         return sum(need.seconds for name, need in needs.items() if name not in kept)
 
     @cached_property
-    def _estimates(self) -> tuple[Description, dict[str, Amount], Speed]:
-        """The base model's own size is left out: no change reads text anew, and loading the model would take long."""
-        return describe_store(self.run), amounts(self.run), Speed.measured(self.run.config.train.device)
+    def _model(self) -> ModelSizes:
+        """The base model's own size is left out: no change reads text again, and loading the model would take long."""
+        return stored_sizes(self.run)
+
+    @cached_property
+    def _rates(self) -> Rates:
+        return measured_rates(self.run.config, self._model, sizes_of_text(self.run)["train"].tokens)
 
     # -- train ---------------------------------------------------------------------------------------------
 

@@ -270,7 +270,7 @@ class Run:
 
     def _check_fits(self) -> None:
         """Refuse, when the amount of text is known and before the long work, what the machine cannot hold."""
-        from gnnlm.run.fits import check_fits
+        from gnnlm.run.planning import check_fits
 
         check_fits(self)
 

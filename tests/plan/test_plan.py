@@ -6,36 +6,84 @@ import dataclasses
 import json
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gnnlm.artifact import human_bytes
-from gnnlm.config import Config, load_config, parse_config
+from gnnlm.cli.plan_command import rounded, total, without
+from gnnlm.config import Config, changed, load_config, parse_config
 from gnnlm.errors import ConfigError
+from gnnlm.gnn.gnn_options import resolve_options
+from gnnlm.plan import rates
+from gnnlm.plan.needs import Need, PlanFacts, plan
+from gnnlm.plan.rates import (
+    NO_TIME,
+    Rates,
+    bf16_slowdown,
+    measured_rates,
+    row_operations,
+    slow_settings,
+    token_operations,
+)
+from gnnlm.plan.sizes import ModelSizes, TextSize
 from gnnlm.progress import human_time
 from gnnlm.run import Run
-from gnnlm.run.calibrate import measured_rates
-from gnnlm.run.plan import Need, plan, table_of
-from gnnlm.run.rates import rates_by_size, slow_settings
-from gnnlm.run.sizes import Amount, Description, amounts, describe, done_stages
-from gnnlm.run.speed import Speed, matrix_speed
+from gnnlm.run.planning import done_stages, model_sizes, rates_here, sizes_of_text
 from tests.cli import error_line, gnnlm
 from tests.conftest import TINY, merge, write_texts
 from tests.train.test_lm import FINETUNE, SCRATCH
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Operations per second: of the device, by precision, and of the processor, where FAISS runs.
+
+    A whole model reaches half of it.
+    """
+
+    fp32: float
+    bf16: float
+    processor: float
+
+    def of(self, precision: str) -> float:
+        return (self.bf16 if precision == "bf16" else self.fp32) / 2
+
+
 GPU = Speed(fp32=1e14, bf16=3e14, processor=1e12)
 HERE = Speed(fp32=2e11, bf16=4e11, processor=2e11)
 
 
-def by_size(config: Config, about: Description, text: dict[str, Amount], speed: Speed) -> dict[str, Need]:
-    return plan(config, about, text, rates_by_size(config, about, speed))
+def rates_at(config: Config, sizes: ModelSizes, speed: Speed) -> Rates:
+    """The rates of a machine of this speed, by the numbers of operations."""
+    fit = config.lm.train if config.lm.model == "scratch" else config.lm.finetune
+    compare = 4.0 * sizes.width / speed.processor
+    training = speed.of(config.train.precision)
+    k = config.eval.graph_k or config.search.graph_k
+    row = sizes.gnn_parameters + row_operations(resolve_options(config.gnn, sizes.width))
+    return Rates(
+        read=2.0 * sizes.parameters / speed.of(config.lm.dtype),
+        learn=6.0 * sizes.parameters / speed.of(fit.precision),
+        compare=compare,
+        scan=compare,
+        neighbour=0.0,
+        train={p.k: 3.0 * token_operations(config, sizes, p.k) / training for p in config.train.curriculum},
+        score=token_operations(config, sizes, k) / speed.of("fp32"),
+        row=row / speed.of("fp32"),
+    )
+
+
+def at_speed(config: Config, sizes: ModelSizes, text: dict[str, TextSize], speed: Speed) -> dict[str, Need]:
+    return plan(config, PlanFacts(sizes, text, rates_at(config, sizes, speed)))
 
 
 def planned(run: Run, speed: Speed = GPU) -> dict[str, Need]:
-    return by_size(run.config, describe(run), amounts(run), speed)
+    return at_speed(run.config, model_sizes(run), sizes_of_text(run), speed)
 
 
 @pytest.mark.parametrize(
@@ -48,14 +96,14 @@ def planned(run: Run, speed: Speed = GPU) -> dict[str, Need]:
     ],
 )
 def test_the_papers_parameters(name: str, base: int, both: int, field: int) -> None:
-    about = describe(Run(load_config(CONFIGS / f"{name}.yaml")))
+    about = model_sizes(Run(load_config(CONFIGS / f"{name}.yaml")))
     assert round(about.parameters / 1e6) == base
     assert round((about.parameters + about.gnn_parameters) / 1e6) == both
     assert about.receptive_field == field
 
 
 def test_eight_heads_make_274_million() -> None:
-    about = describe(Run(load_config(CONFIGS / "wikitext103.yaml", ("gnn.heads=8",))))
+    about = model_sizes(Run(load_config(CONFIGS / "wikitext103.yaml", ("gnn.heads=8",))))
     assert round((about.parameters + about.gnn_parameters) / 1e6) == 274
 
 
@@ -88,38 +136,46 @@ def test_the_papers_settings() -> None:
 
 def test_plan_of_wikitext103() -> None:
     run = Run(load_config(CONFIGS / "wikitext103.yaml"))
-    text, about = amounts(run), describe(run)
+    text, about = sizes_of_text(run), model_sizes(run)
     tokens = {split: amount.tokens for split, amount in text.items()}
     assert tokens == {"train": 103_227_021, "valid": 217_646, "test": 245_569}
-    needs = by_size(run.config, about, text, GPU)
+    needs = at_speed(run.config, about, text, GPU)
     assert needs["encode"].disk == pytest.approx(sum(tokens.values()) * 2048, rel=0.01)  # and the softmax
     assert needs["codec"].disk == pytest.approx(103_227_021 * 128)
-    whole = table_of(needs, {})
-    assert whole["disk"] > needs["encode"].disk
-    assert whole["seconds"] == pytest.approx(sum(need.seconds for need in needs.values()), rel=0.1)
-    slower = by_size(run.config, about, text, dataclasses.replace(GPU, fp32=1e13))
+    whole = total(needs)
+    assert whole.disk > needs["encode"].disk
+    assert whole.seconds == pytest.approx(sum(need.seconds for need in needs.values()))
+    slower = at_speed(run.config, about, text, dataclasses.replace(GPU, fp32=1e13))
     assert slower["encode"].seconds == pytest.approx(10 * needs["encode"].seconds)
     assert slower["search"].seconds == needs["search"].seconds  # FAISS stays on the processor
-    assert matrix_speed("cpu", "bfloat16", 0.01) > 0
 
 
 def test_a_precision_that_is_slow_here_is_named() -> None:
     run = Run(load_config(CONFIGS / "wikitext103.yaml"))
-    emulated = dataclasses.replace(HERE, bf16=HERE.fp32 / 80)
-    assert slow_settings(run.config, emulated, ("lm", "encode", "train")) == [
+    assert slow_settings(run.config, 80.0, ("lm", "encode", "train")) == [
         f"{name}=bf16 is about 80 times slower than fp32 on this machine: --set {name}=fp32"
         for name in ("lm.train.precision", "train.precision")
     ]
-    assert not slow_settings(run.config, emulated, ("encode", "search"))
-    assert not slow_settings(run.config, HERE, ("lm", "encode", "train"))
+    assert not slow_settings(run.config, 80.0, ("encode", "search"))
+    assert not slow_settings(run.config, 0.5, ("lm", "encode", "train"))
 
 
-def test_work_that_would_take_too_long_is_not_tried(tiny_run: Run) -> None:
-    """A plan measures for seconds, on any machine: where sixteen tokens take longer, the estimate from sizes stands."""
-    about, crawling = describe(tiny_run), Speed(1.0, 1.0, 1.0)
-    found, expected = measured_rates(tiny_run, about, crawling), rates_by_size(tiny_run.config, about, crawling)
-    for name in ("read", "train", "score", "row"):
-        assert getattr(found, name) == getattr(expected, name)
+def test_a_precision_that_is_slow_here_is_not_tried(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan measures for seconds, on any machine: training is measured in fp32, and multiplied."""
+    assert bf16_slowdown("cpu") > 0
+    used = []
+    real = torch.autocast
+    monkeypatch.setattr(torch, "autocast", lambda *args, enabled: used.append(enabled) or real(*args, enabled=enabled))
+    config = changed(tiny_run.config, {"train.precision": "bf16"})
+    sizes = model_sizes(tiny_run)
+    monkeypatch.setattr(rates, "ENOUGH", 0.0)
+    monkeypatch.setattr(rates, "timed", lambda work, seconds=0.2: work() is None or 1.0)
+    slow = measured_rates(config, sizes, 1000, slowdown=80.0)
+    assert not any(used)
+    fast = measured_rates(config, sizes, 1000)
+    assert any(used)
+    for k, seconds in fast.train.items():
+        assert slow.train[k] == 80 * seconds
 
 
 def test_plan_by_hand() -> None:
@@ -145,14 +201,14 @@ def test_plan_by_hand() -> None:
 def test_plan_is_near_what_trainings_took() -> None:
     """Within a factor of three of what two cores took, at the speed they multiply matrices with."""
     small = load_config(CONFIGS / "one_billion_word-small.yaml")
-    text = {"train": Amount(544_588, 20_673), "valid": Amount(30_000, 1_200), "test": Amount(63_647, 2_430)}
-    about = Description(4_900_000, 1_600_000, 256, 256, 256, 13_590, 4, 1_900_000)
-    assert 1 / 3 < by_size(small, about, text, HERE)["lm"].seconds / 2914 < 3
+    text = {"train": TextSize(544_588, 20_673), "valid": TextSize(30_000, 1_200), "test": TextSize(63_647, 2_430)}
+    about = ModelSizes(4_900_000, 1_600_000, 256, 256, 13_590, 1_900_000)
+    assert 1 / 3 < at_speed(small, about, text, HERE)["lm"].seconds / 2914 < 3
     paper = ("gnn.preset=paper", "train.curriculum=[{k: 32, steps: 150}]", "train.batch_blocks=2", "eval.graph_k=32")
     library = load_config(CONFIGS / "python-library.yaml", paper)
-    about = Description(135_000_000, 8_600_000, 1024, 576, 576, 49_152, 30, 49_152 * 576)
-    text = {"train": Amount(240_000, 166), "valid": Amount(16_000, 11), "test": Amount(60_000, 38)}
-    assert 1 / 3 < by_size(library, about, text, HERE)["train"].seconds / 894 < 3
+    about = ModelSizes(135_000_000, 8_600_000, 1024, 576, 49_152, 49_152 * 576)
+    text = {"train": TextSize(240_000, 166), "valid": TextSize(16_000, 11), "test": TextSize(60_000, 38)}
+    assert 1 / 3 < at_speed(library, about, text, HERE)["train"].seconds / 894 < 3
 
 
 def test_plan_refuses_what_the_run_would() -> None:
@@ -178,13 +234,14 @@ def test_sums_are_those_of_what_is_shown() -> None:
     """Stages of seconds are shown as minutes; their sum is that of the minutes."""
     needs = {f"stage {n}": Need(disk=1.26 * 2**20, memory=2e9, seconds=20) for n in range(6)}
     needs["long"] = Need(disk=1.0, memory=1e9, seconds=100)
-    whole = table_of(needs, {})
-    assert human_time(whole["stages"]["stage 0"]["seconds"]) == "1 min"
-    assert human_time(whole["stages"]["long"]["seconds"]) == "2 min"
-    assert human_time(whole["seconds"]) == "8 min"
-    assert human_bytes(whole["stages"]["stage 0"]["disk"]) == "1.3 MB"
-    assert human_bytes(whole["disk"]) == "7.8 MB"
-    assert human_bytes(whole["memory"]) == human_bytes(2e9)
+    shown = {name: rounded(need) for name, need in needs.items()}
+    whole = total(shown)
+    assert human_time(shown["stage 0"].seconds) == "1 min"
+    assert human_time(shown["long"].seconds) == "2 min"
+    assert human_time(whole.seconds) == "8 min"
+    assert human_bytes(shown["stage 0"].disk) == "1.3 MB"
+    assert human_bytes(whole.disk) == "7.8 MB"
+    assert human_bytes(whole.memory) == human_bytes(2e9)
 
 
 def test_done_stages_need_nothing_more(tiny_run: Run, tmp_path: Path) -> None:
@@ -192,8 +249,7 @@ def test_done_stages_need_nothing_more(tiny_run: Run, tmp_path: Path) -> None:
     done = done_stages(tiny_run)
     assert set(needs) == set(tiny_run.stages) - {"codec"}  # fp16 has none to build
     assert set(needs) < set(done)
-    whole = table_of(needs, done)
-    assert (whole["disk"], whole["memory"], whole["seconds"]) == (0, 0, 0)
+    assert total(without(needs, done)) == Need(0, 0, 0)
     shutil.copytree(tiny_run.root, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "report")
     shown = gnnlm("plan", tmp_path / "copy", "--json").stdout.splitlines()
@@ -202,7 +258,7 @@ def test_done_stages_need_nothing_more(tiny_run: Run, tmp_path: Path) -> None:
     assert found["stages"]["encode"]["there"] == done["encode"]
     assert found["seconds"] == found["stages"]["eval"]["seconds"]
     assert found["fits"]
-    assert found["rates"]
+    assert found["rates"].keys() == vars(NO_TIME).keys()
     rows = {line.split()[0]: line.split() for line in shown[2:-1]}
     assert rows["encode"][-4:] == ["on", "disk", "-", "done"]
     assert rows["eval"][-2:] == rows["remaining"][-2:]
@@ -217,24 +273,24 @@ def test_command_line() -> None:
 
 def test_needs_grow_with_the_text_and_shrink_with_cores() -> None:
     run = Run(load_config(CONFIGS / "wikitext103.yaml"))
-    text, about = amounts(run), describe(run)
-    rates = rates_by_size(run.config, about, HERE)
-    once = plan(run.config, about, text, rates)
-    cores = plan(run.config, about, text, rates.on(4))
+    text, about = sizes_of_text(run), model_sizes(run)
+    here = PlanFacts(about, text, rates_at(run.config, about, HERE))
+    once = plan(run.config, here)
+    cores = plan(run.config, dataclasses.replace(here, rates=here.rates.on(4)))
     for name in ("lm", "encode", "index", "search", "train", "tune"):
         assert once[name].seconds > 0
         assert cores[name].disk == once[name].disk
         assert cores[name].seconds < once[name].seconds
     assert cores["encode"].seconds == pytest.approx(once["encode"].seconds / 4)
-    tenfold = {**text, "train": Amount(10 * text["train"].tokens, 10 * text["train"].documents)}
-    more = plan(run.config, about, tenfold, rates)
+    tenfold = {**text, "train": TextSize(10 * text["train"].tokens, 10 * text["train"].documents)}
+    more = plan(run.config, dataclasses.replace(here, text=tenfold))
     assert more["encode"].disk > 9 * once["encode"].disk
     assert more["search"].seconds > 9 * once["search"].seconds
     assert more["train"].seconds == pytest.approx(once["train"].seconds)  # its steps are those of the config
-    whole = table_of(once, {}, exact=True)
-    assert whole["seconds"] == pytest.approx(sum(need.seconds for need in once.values()))
-    assert whole["disk"] == pytest.approx(sum(need.disk for need in once.values()))
-    assert whole["memory"] == max(need.memory for need in once.values())
+    whole = total(once)
+    assert whole.seconds == pytest.approx(sum(need.seconds for need in once.values()))
+    assert whole.disk == pytest.approx(sum(need.disk for need in once.values()))
+    assert whole.memory == max(need.memory for need in once.values())
 
 
 def test_planning_for_another_machine(write_config: Any) -> None:
@@ -267,8 +323,9 @@ def test_the_plan_beside_what_runs_take(kind: str, tiny_lm_dir: Path, tmp_path: 
         values = merge(values, {"lm": {"finetune": {**FINETUNE, "epochs": 2}}, "codec": {"kind": "pq", "bytes": 8}})
     run = Run(parse_config(values))
     run.build("corpus")
-    about = describe(run)
-    needs = plan(run.config, about, amounts(run), measured_rates(run, about, Speed.measured("cpu")))
+    about = model_sizes(run)
+    measured = rates_here(run, about, learning=True, slowdown=bf16_slowdown("cpu"))
+    needs = plan(run.config, PlanFacts(about, sizes_of_text(run), measured))
     took = {}
     for name in list(run.stages)[1:]:
         began = time.perf_counter()
@@ -284,6 +341,6 @@ def test_what_is_not_known_yet_is_told(tmp_path: Path, text_dir: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(f"run: {tmp_path / 'r'}\ncorpus: {{source: {text_dir}, tokens: words}}\nlm: {{model: scratch}}\n")
     config.write_text(config.read_text() + "seed: 1\n")
-    for ask in (describe, amounts):
+    for ask in (model_sizes, sizes_of_text):
         with pytest.raises(ConfigError, match="build it first: gnnlm corpus"):
             ask(Run(load_config(config)))
