@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,18 @@ def write_config(tiny_values: dict[str, Any], tmp_path: Path) -> WriteConfig:
         return path
 
     return write
+
+
+@pytest.fixture(scope="module")
+def quick_codes() -> Iterator[None]:
+    """Codes learned in one round from few rows: enough for tests that compare a run with itself, and seconds faster."""
+    from gnnlm.datastore import quantize
+    from gnnlm.predict import cache_stage
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantize, "OPQ_ROUNDS", 1)
+        patch.setattr(cache_stage, "TRAIN_ROWS", 600)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -127,7 +127,9 @@ def test_opening_reads_no_text_and_no_keys(several: Run) -> None:
     assert index.segment.cache_info().currsize == 0  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("changes", [{"index": {"kind": "IVF4,Flat"}, "codec": {"kind": "pq", "bytes": 8}}])
+@pytest.mark.parametrize(
+    "changes", [{"index": {"kind": "IVF4,Flat"}, "codec": {"kind": "pq", "bytes": 8, "train_rows": 1000}}]
+)
 def test_killed_in_the_second_segment_and_resumed(
     write_config: WriteConfig, tmp_path: Path, changes: dict[str, Any]
 ) -> None:

@@ -188,7 +188,7 @@ def test_dropout_is_for_training_only(name: str) -> None:
     still = model(graph)[0]
     torch.testing.assert_close(model(graph)[0], still, rtol=0, atol=0)
     model.train()
-    many = torch.stack([model(graph)[0] for _ in range(400)])
+    many = torch.stack([model(graph)[0] for _ in range(100)])
     assert (many.std(0) > 0).float().mean() > 0.9
     assert (many.mean(0) - still).abs().mean() < 0.35 * many.std(0).mean()
     model.checkpoint = True

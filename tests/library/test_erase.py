@@ -64,9 +64,13 @@ def holding_lines(root: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def indexed(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
+def indexed(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, quick_codes: None) -> Run:
     """A run with everything that a segment can have: codes, a FAISS index, tables of a cache."""
-    changes = {"index": {"kind": "IVF4,Flat"}, "codec": {"kind": "pq", "bytes": 8}, "store": {"segment_tokens": 1200}}
+    changes = {
+        "index": {"kind": "IVF4,Flat"},
+        "codec": {"kind": "pq", "bytes": 8, "train_rows": 1000},
+        "store": {"segment_tokens": 1200},
+    }
     values = merge(tiny_values, changes)
     run = Run(parse_config({"run": str(tmp_path_factory.mktemp("runs") / "indexed"), **values}))
     run.build_all()

@@ -106,7 +106,9 @@ def test_a_large_addition_is_cut_into_segments(root: Path, library: Library) -> 
     assert len(gnnlm.open(root).documents) == 8 + 5
 
 
-@pytest.mark.parametrize("changes", [{}, {"index": {"kind": "IVF4,Flat"}, "codec": {"kind": "pq", "bytes": 8}}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"index": {"kind": "IVF4,Flat"}, "codec": {"kind": "pq", "bytes": 8, "train_rows": 1000}}]
+)
 def test_added_documents_predict_as_if_they_had_been_built(
     tiny_values: dict[str, Any], tmp_path: Path, changes: dict[str, Any]
 ) -> None:

@@ -30,10 +30,16 @@ CASES: dict[str, dict[str, Any]] = {
     "fp32, states, several segments": merge(
         FOUR, {"store": {"dtype": "fp32"}, "cache": {"form": "states", "dtype": "fp32"}}
     ),
-    "pq codec, states in fp16": merge(TWO, {"codec": {"kind": "pq", "bytes": 8}, "cache": {"form": "states"}}),
+    "pq codec, states in fp16": merge(
+        TWO, {"codec": {"kind": "pq", "bytes": 8, "train_rows": 1000}, "cache": {"form": "states"}}
+    ),
     "pq codec, no cache, FAISS, several segments": merge(
         FOUR,
-        {"codec": {"kind": "pq", "bytes": 8}, "cache": {"form": "none"}, "index": {"kind": "IVF4,Flat", "probes": 4}},
+        {
+            "codec": {"kind": "pq", "bytes": 8, "train_rows": 1000},
+            "cache": {"form": "none"},
+            "index": {"kind": "IVF4,Flat", "probes": 4},
+        },
     ),
     "paper, coded cache, ffn_input": merge(
         FOUR,
@@ -61,7 +67,10 @@ def without_the_last_segment(model: OpenBook) -> OpenBook:
 
 @pytest.fixture(scope="module", params=CASES)
 def whole(
-    request: pytest.FixtureRequest, tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tiny_values: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+    quick_codes: None,
 ) -> Book:
     changes = merge({"train": {"curriculum": [{"k": 4, "steps": 4}]}}, CASES[request.param])
     run = Run(parse_config(merge(tiny_values, {"run": str(tmp_path_factory.mktemp("runs") / "run"), **changes})))

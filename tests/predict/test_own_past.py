@@ -31,14 +31,19 @@ CASES: dict[str, dict[str, Any]] = {
             "cache": {"form": "states", "dtype": "pq", "bytes": 8},
         },
     ),
-    "pq codec, no cache": merge(FP32, {"codec": {"kind": "pq", "bytes": 8}, "cache": {"form": "none"}}),
+    "pq codec, no cache": merge(
+        FP32, {"codec": {"kind": "pq", "bytes": 8, "train_rows": 1000}, "cache": {"form": "none"}}
+    ),
     "ffn_input, fp16": {"store": {"key": "ffn_input", "segment_tokens": 1200}},
 }
 
 
 @pytest.fixture(scope="module", params=CASES)
 def model(
-    request: pytest.FixtureRequest, tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tiny_values: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+    quick_codes: None,
 ) -> OpenBook:
     changes = merge({"train": {"curriculum": [{"k": 4, "steps": 4}]}}, CASES[request.param])
     run = Run(parse_config(merge(tiny_values, {"run": str(tmp_path_factory.mktemp("runs") / "run"), **changes})))
