@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: demo test lint types unit test-slow test-integration test-faults bench docs clean
+.PHONY: demo test lint types unit test-slow test-integration test-faults test-mutants bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test       lint, types, and the tests that need nothing but pip, with a sample of the faults"
 	@echo "make test-integration  the tests with other people's tools, which it installs"
 	@echo "make test-faults  a failing disk, kill -9, power failures and fuzzed input; over ten minutes"
+	@echo "make test-mutants  plants bugs, one at a time: the test named for each must fail; about a quarter of an hour"
 	@echo "make test-slow  the tests that need the pretrained model"
 	@echo "make bench      speed and memory against PyTorch Geometric and the base model, on the demo's run"
 	@echo "make docs       write docs/cli.md and docs/config.md anew"
@@ -51,6 +52,9 @@ test-integration: .venv/ready
 
 test-faults: .venv/ready
 	$(BIN)/pytest -m 'faults or sample' tests/faults -n 2 --dist worksteal
+
+test-mutants: .venv/ready
+	$(BIN)/python -m tests.mutants.run_mutants
 
 bench: .venv/ready
 	$(PIP) install -c constraints.txt -e '.[bench]'
