@@ -26,7 +26,8 @@ from gnnlm.retrieval.index import Allowed
 from gnnlm.run import Run
 from gnnlm.run.opened import Opened
 from gnnlm.write.attribution import Generation
-from gnnlm.write.request import Pen, Stream, request
+from gnnlm.write.generate_options import GenerateOptions
+from gnnlm.write.request import Pen, Stream
 
 
 class Book:
@@ -277,17 +278,17 @@ class Book:
         prompts, a list: n texts for each prompt, in order. `chat` puts prompts into the model's chat template.
         `attach` names files that are looked up too: see `attached`; `own_past=True` looks up what the text itself said
         before, as far as the base model no longer sees it. `draft=False` writes the same, only slower. The other
-        options are the fields of `gnnlm.write.request.Request` and of `Sampling`.
+        options are the fields of `gnnlm.write.generate_options.GenerateOptions`.
         """
         if attach is not None:
             return self.attached(attach).generate(prompt, only=only, exclude=exclude, chat=chat, **options)
-        asked = request(**options)
+        checked = GenerateOptions.checked(**options)
         several: list[str | Sequence[int]] = [prompt] if isinstance(prompt, str) else [*prompt]
         if not several:
             raise ConfigError("generate expects at least one prompt")
         ids = [self._prompt(one, chat) for one in several]
-        found = self.pen.generate(asked, ids, self.allowed(only, exclude))
-        return found[0] if isinstance(prompt, str) and asked.n == 1 else found
+        found = self.pen.generate(checked, ids, self.allowed(only, exclude))
+        return found[0] if isinstance(prompt, str) and checked.n == 1 else found
 
     def stream(
         self,
@@ -302,7 +303,9 @@ class Book:
         """Write one text and give it out as it comes; see `generate`."""
         if attach is not None:
             return self.attached(attach).stream(prompt, only=only, exclude=exclude, chat=chat, **options)
-        return self.pen.stream(request(**options), self._prompt(prompt, chat), self.allowed(only, exclude))
+        return self.pen.stream(
+            GenerateOptions.checked(**options), self._prompt(prompt, chat), self.allowed(only, exclude)
+        )
 
     # -- explaining ----------------------------------------------------------------------------------------
 

@@ -16,7 +16,9 @@ from gnnlm.predict.open_book import BLOCK
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.write import batch_loop
 from gnnlm.write.attribution import Generation
-from gnnlm.write.request import Pen, request
+from gnnlm.write.generate_options import GenerateOptions
+from gnnlm.write.request import Pen
+from gnnlm.write.text_state import TextSettings
 from tests.conftest import TINY, merge
 from tests.write.test_writing import FP32, PROMPT, built
 
@@ -123,11 +125,11 @@ def test_any_company(book: Book, texts: list[tuple[str, dict[str, Any], int, int
 def test_long_prompts_let_short_ones_pass(book: Book) -> None:
     """A prompt is read in blocks; a short one that comes later begins first, and the text in progress goes on."""
     writer = Pen(book.model).writer("knn")
-    order = request(max_tokens=40, predictor="knn").order(book.model, None)
-    (going,) = writer.add([1, 2], order)
+    settings = TextSettings.of(GenerateOptions(max_tokens=40, predictor="knn"), book.model, None)
+    (going,) = writer.add([1, 2], settings)
     writer.step()
-    (long,) = writer.add([3] * (3 * BLOCK), order)
-    (short,) = writer.add([4], order)
+    (long,) = writer.add([3] * (3 * BLOCK), settings)
+    (short,) = writer.add([4], settings)
     seen = len(going.tokens)
     written = writer.step()
     assert sorted(map(id, written)) == sorted(map(id, (going, short)))  # each once
@@ -142,9 +144,11 @@ def test_long_prompts_let_short_ones_pass(book: Book) -> None:
 def test_one_prompt_for_several_texts_is_read_once(book: Book) -> None:
     pen = Pen(book.model)
     writer = pen.writer("knn")
-    order = request(max_tokens=12, predictor="knn", temperature=1.0, seed=3).order(book.model, None)
+    settings = TextSettings.of(
+        GenerateOptions(max_tokens=12, predictor="knn", temperature=1.0, seed=3), book.model, None
+    )
     ids = book.model.lm.tokenize(PROMPT)[0]
-    writings = writer.add(ids, order, 3)
+    writings = writer.add(ids, settings, 3)
     while writer.busy:
         writer.step()
     want = book.generate([PROMPT], n=3, max_tokens=12, predictor="knn", temperature=1.0, seed=3)
@@ -159,8 +163,10 @@ def test_the_tokens_of_a_prompt_are_scored_as_scoring_does(book: Book, predictor
     ids = book.model.lm.tokenize(PROMPT * 12)[0]
     assert len(ids) > BLOCK
     writer = Pen(book.model).writer(predictor)
-    order = replace(request(predictor=predictor).order(book.model, None), scored=True, top=3, max_tokens=0)
-    (nothing,), (one,) = writer.add(ids, order), writer.add(ids, replace(order, max_tokens=1))
+    settings = replace(
+        TextSettings.of(GenerateOptions(predictor=predictor), book.model, None), scored=True, top=3, max_tokens=0
+    )
+    (nothing,), (one,) = writer.add(ids, settings), writer.add(ids, replace(settings, max_tokens=1))
     while writer.busy:
         writer.step()
     assert nothing.tokens == []
@@ -181,8 +187,10 @@ def test_tokens_are_settled_when_their_text_is(book: Book) -> None:
     """The pieces of settled tokens never change, and all together they are the text."""
     pen = Pen(book.model)
     writer = pen.writer("base")
-    order = request(max_tokens=60, predictor="base", temperature=1.5, seed=4, stop=["zz"]).order(book.model, None)
-    (writing,) = writer.add(book.model.lm.tokenize("\u20ac\u00e9")[0], order)
+    settings = TextSettings.of(
+        GenerateOptions(max_tokens=60, predictor="base", temperature=1.5, seed=4, stop=["zz"]), book.model, None
+    )
+    (writing,) = writer.add(book.model.lm.tokenize("\u20ac\u00e9")[0], settings)
     given: list[str] = []
     while writer.busy:
         writer.step()
@@ -196,6 +204,6 @@ def test_tokens_are_settled_when_their_text_is(book: Book) -> None:
 def start(book: Book, writer: batch_loop.Writer, prompt: str, options: dict[str, Any], length: int) -> list[Any]:
     filters = {name: options.get(name) for name in ("only", "exclude")}
     others = {name: value for name, value in options.items() if name not in filters}
-    asked = request(predictor=writer.predictor, max_tokens=length, **others)
+    options = GenerateOptions(predictor=writer.predictor, max_tokens=length, **others)
     allowed = book.allowed(**filters)
-    return writer.add(book.model.lm.tokenize(prompt)[0], asked.order(book.model, allowed))
+    return writer.add(book.model.lm.tokenize(prompt)[0], TextSettings.of(options, book.model, allowed))

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnlm.errors import ConfigError
-from gnnlm.write.sampling import Sampling, uniform
+from gnnlm.write.generate_options import GenerateOptions
+from gnnlm.write.sampling import choose_token, filtered_probs, uniform
 
 NOTHING = torch.empty(0, dtype=torch.long)
 
@@ -44,7 +45,7 @@ def test_filters_are_those_of_transformers(
     if min_p > 0.0:
         chain.append(MinPLogitsWarper(min_p))
     want = chain(torch.zeros(1, 1, dtype=torch.long), scores).softmax(-1)[0]
-    got = Sampling(temperature, top_k, top_p, min_p).filtered(scores[0])
+    got = filtered_probs(GenerateOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p), scores[0])
     torch.testing.assert_close(got / got.sum(), want)
 
 
@@ -54,13 +55,13 @@ def test_the_penalty_is_that_of_transformers() -> None:
     scores = torch.randn(1, 9).log_softmax(-1)
     seen = torch.tensor([3, 3, 7])
     want = RepetitionPenaltyLogitsProcessor(1.7)(seen[None], scores)[0].argmax()
-    assert Sampling(repetition_penalty=1.7).choose(scores[0], seen, 0, 0) == int(want)
+    assert choose_token(GenerateOptions(repetition_penalty=1.7), scores[0], seen, 0, 0) == int(want)
 
 
 def test_samples_have_the_distribution() -> None:
     probs = torch.tensor([0.5, 0.0, 0.2, 0.3])
-    sampling = Sampling(temperature=1.0, seed=3)
-    drawn = [sampling.choose(probs.log(), NOTHING, 0, place) for place in range(4000)]
+    options = GenerateOptions(temperature=1.0, seed=3)
+    drawn = [choose_token(options, probs.log(), NOTHING, 0, place) for place in range(4000)]
     counts = np.bincount(drawn, minlength=4) / 4000
     assert counts[1] == 0
     np.testing.assert_allclose(counts, probs, atol=0.03)
@@ -93,4 +94,4 @@ def test_uniform_numbers_depend_on_all_three() -> None:
 )
 def test_bad_values_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(wrong))}: expected"):
-        Sampling(**wrong)
+        GenerateOptions.checked(**wrong)

@@ -20,7 +20,8 @@ from gnnlm.run import Run
 from gnnlm.write import batch_loop
 from gnnlm.write.attribution import Generation
 from gnnlm.write.drafter import Costs, Drafter
-from gnnlm.write.request import request
+from gnnlm.write.generate_options import GenerateOptions
+from gnnlm.write.text_state import TextSettings
 from tests.conftest import TINY, merge
 
 FP32 = {"store": {"dtype": "fp32"}, "cache": {"dtype": "fp32"}, "tune": {"lambdas": [0.3]}}
@@ -273,9 +274,9 @@ def test_bad_prompts_are_one_line(book: Book, prompt: Any) -> None:
 
 
 def test_finished_texts_leave_the_batch(book: Book) -> None:
-    order = request(max_tokens=6).order(book.model, None)
-    writer = batch_loop.Writer(book.model, order.predictor, Drafter(book.model.store), Costs())
-    (first,), (second,) = writer.add([1], order), writer.add([2, 3], order)
+    settings = TextSettings.of(GenerateOptions(max_tokens=6), book.model, None)
+    writer = batch_loop.Writer(book.model, settings.predictor, Drafter(book.model.store), Costs())
+    (first,), (second,) = writer.add([1], settings), writer.add([2, 3], settings)
     writer.step()
     writer.stop(first, "interrupted")
     while writer.busy:

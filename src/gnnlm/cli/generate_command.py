@@ -2,93 +2,96 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic.fields import FieldInfo
 from rich.text import Text
 
-from gnnlm.cli.lookup_commands import Attach, Exclude, Only, OwnPast, RunPath, flat
+from gnnlm.cli.lookup_commands import Attach, Exclude, Only, RunPath, flat
 from gnnlm.cli.options import out
 from gnnlm.errors import Interrupted
+from gnnlm.write.generate_options import GenerateOptions, TextOptions
 
 if TYPE_CHECKING:
     from gnnlm.write.attribution import Generation
     from gnnlm.write.request import Stream
 
+PYTHON_ONLY = {"sources"}  # a command always shows the same number of them
 LISTED = 8  # sources under a text
 QUOTED = 60  # characters of a source that are shown
 LEAST = 0.05  # a source with less of a word is not listed
 
 
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of `GenerateOptions`, after its own arguments."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    arguments = [one for one in own if one.default is inspect.Parameter.empty]
+    names = [*GenerateOptions.__annotations__, *TextOptions.model_fields]
+    options = [_parameter(name, GenerateOptions.model_fields[name]) for name in names if name not in PYTHON_ONLY]
+    parameters = [*arguments, *options, *own[len(arguments) :]]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Return the option of a field; a field that is true by default becomes a switch that turns it off."""
+    kind, default, metavar = field.annotation, field.default, None
+    flag = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+    if default is True:
+        name, flag, default = f"no_{name}", f"--no-{name}", False
+    elif default == ():
+        kind, default, metavar = list[str] | None, None, "TEXT"
+    elif default is None:
+        metavar = "NAME"
+    option = typer.Option(flag, metavar=metavar, help=field.description)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def _checked(values: dict[str, Any]) -> GenerateOptions:
+    """Return options from the command line's values."""
+    turned_off = {name.removeprefix("no_"): not value for name, value in values.items() if name.startswith("no_")}
+    named = {name: value for name, value in values.items() if value is not None and not name.startswith("no_")}
+    return GenerateOptions.checked(**named, **turned_off)
+
+
+@with_options
 def generate(
     run: RunPath,
     prompts: Annotated[
         list[str],
         typer.Argument(metavar="PROMPT...", help="The text to go on from, or several; '' starts a text."),
     ],
-    predictor: Annotated[
-        str | None,
-        typer.Option("--predictor", metavar="NAME", help="base, knn, gnn or gnn_knn. Default: the best."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens to write.")] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token each time.")] = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Sample among the k likeliest tokens only; 0: all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option("--top-p", help="Sample among the likeliest tokens with this total probability.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, typer.Option("--min-p", help="Drop tokens below this share of the likeliest one's probability.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", help="Above 1: tokens that have appeared become less likely.")
-    ] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Equal seeds write equal texts.")] = 0,
-    n: Annotated[int, typer.Option("-n", help="Texts for each prompt.")] = 1,
-    no_draft: Annotated[
-        bool, typer.Option("--no-draft", help="Check no drafts from the book. The text is the same, slower.")
-    ] = False,
+    *,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
     only: Only = None,
     exclude: Exclude = None,
     attach: Attach = None,
-    own_past: OwnPast = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line; with several texts, one line each.")
     ] = False,
+    **values: Any,
 ) -> None:
     """Write on from a prompt, with a source for every word."""
-    from gnnlm.book import open_book
-    from gnnlm.write.request import request
+    from gnnlm.book import open_book  # loads torch
 
-    options: dict[str, Any] = {
-        "predictor": predictor,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "stop": stop or (),
-        "seed": seed,
-        "n": n,
-        "draft": not no_draft,
-        "own_past": own_past,
-    }
-    request(**options)  # refuses bad values before anything is loaded
+    options = _checked(values)  # refuses bad values before anything is loaded
     book = open_book(run)
-    shared: dict[str, Any] = {"only": only, "exclude": exclude, "chat": chat, "attach": attach}
+    shared: dict[str, Any] = {"only": only, "exclude": exclude, "chat": chat, "attach": attach, **options.model_dump()}
     if as_json:
-        for written in book.generate(prompts, **shared, **options):
+        for written in book.generate(prompts, **shared):
             print(json.dumps(written.as_json()))
         return
-    if len(prompts) == n == 1:
-        show_stream(prompts[0], book.stream(prompts[0], **shared, **options))
+    if len(prompts) == options.n == 1:
+        show_stream(prompts[0], book.stream(prompts[0], **shared))
         return
-    labels = [prompt for prompt in prompts for _ in range(n)]
-    for prompt, written in zip(labels, book.generate(prompts, **shared, **options), strict=True):
+    labels = [prompt for prompt in prompts for _ in range(options.n)]
+    for prompt, written in zip(labels, book.generate(prompts, **shared), strict=True):
         show(prompt, written)
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from gnnlm.cli.options import out
 from gnnlm.errors import CorpusError
+from gnnlm.write.generate_options import OWN_PAST
 
 if TYPE_CHECKING:
     from gnnlm.answers import Scores
@@ -38,10 +39,7 @@ Attach = Annotated[
         "--attach", metavar="FILE", help="Look up this text file too, as attached:NAME; it is not added to the run."
     ),
 ]
-OwnPast = Annotated[
-    bool,
-    typer.Option("--own-past", help="Look up what the text itself said before, where the model no longer sees it."),
-]
+OwnPast = Annotated[bool, typer.Option("--own-past", help=OWN_PAST)]
 JsonLines = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per token, and a summary as the last line.")
 ]

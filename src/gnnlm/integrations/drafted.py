@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from gnnlm.errors import ConfigError
-from gnnlm.write.text_state import Order
+from gnnlm.write.generate_options import GenerateOptions
+from gnnlm.write.text_state import TextSettings
 
 
 @torch.no_grad()
@@ -34,10 +35,11 @@ def drafted(
     if cache is not None and cache.get_seq_length():
         raise ConfigError("drafted: give the whole prompt as input_ids; it does not read on from past_key_values")
     view = model.view(*(model_kwargs.get(name) for name in ("predictor", "only", "exclude")))
-    order = Order(view.predictor, max_tokens=_room(generation_config, input_ids), allowed=model.allowed(view))
+    room = int(generation_config.max_length) - input_ids.shape[1]
+    settings = TextSettings(GenerateOptions(), view.predictor, room, model.allowed(view))
     writer = model.book.pen.writer(view.predictor)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"), lm.start_token)
-    writings = [writing for prompt in prompts for writing in writer.add(prompt, order)]
+    writings = [writing for prompt in prompts for writing in writer.add(prompt, settings)]
     padded = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)  # else all go on to the end
     going_on, written = [True] * len(writings), 0
     while any(going_on):
@@ -64,10 +66,6 @@ def _refuse(config: Any, processors: Any) -> None:
         raise ConfigError(f"drafted: generates greedily; leave out num_beams (got {config.num_beams})")
     if processors:
         raise ConfigError(f"drafted: takes no logits processor (got {type(processors[0]).__name__})")
-
-
-def _room(config: Any, input_ids: Tensor) -> int:
-    return int(config.max_length) - input_ids.shape[1]
 
 
 def _prompts(input_ids: Tensor, mask: Tensor | None, start: int) -> list[list[int]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from gnnlm.write.generate_options import OWN_PAST, TextOptions
 
 MOST_NAMES = 256  # of documents in a filter
 MOST_ATTACHED = 64  # documents of a request
@@ -49,6 +51,11 @@ def _names(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _stop_strings(value: Any) -> Any:
+    value = _names(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
 ID = {"type": "integer", "minimum": 0}
 IDS = {"type": "array", "items": ID}
 Prompt = Annotated[
@@ -90,8 +97,8 @@ Content = Annotated[
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Names = Annotated[list[Name], BeforeValidator(_names), Field(min_length=1, max_length=MOST_NAMES)]
 Stop = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
-    BeforeValidator(_names),
+    tuple[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)], ...],
+    BeforeValidator(_stop_strings),
     Field(max_length=MOST_STOPS),
 ]
 
@@ -113,9 +120,6 @@ class AttachedDocument(Body):
     text: str
 
 
-OWN_PAST = "Look up what the text itself said before, where the base model no longer sees it."
-
-
 class Filter(Body):
     attach: Annotated[list[AttachedDocument], Field(min_length=1, max_length=MOST_ATTACHED)] | None = Field(
         None, description="Documents that this request looks up beside the store's; forgotten when it ends."
@@ -129,13 +133,22 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = Field(None, description="Accepted; nothing is obfuscated.")
 
 
-class Writing(ModelBody, Filter):
-    """What completions and chat completions share."""
+def _nullable(schema: dict[str, Any]) -> None:
+    """Let null stand for the default of every option of writing, as it does in OpenAI's format."""
+    for name in TextOptions.model_fields:
+        field = schema["properties"][name]
+        about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+        schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
 
-    temperature: float | None = Field(1.0, ge=0, le=100, description="0 takes the likeliest token each time.")
-    top_p: float | None = Field(1.0, gt=0, le=1)
-    n: int | None = Field(1, ge=1, le=128, description="Texts for each prompt.")
-    stop: Stop | None = Field(None, description="Texts that end the completion; they are not part of it.")
+
+class Writing(ModelBody, Filter, TextOptions):
+    """What completions and chat completions share: the options of writing, and OpenAI's own fields."""
+
+    model_config = ConfigDict(json_schema_extra=_nullable)
+
+    temperature: float = Field(1.0, ge=0, le=100, description="0 takes the likeliest token each time.")
+    n: int = Field(1, ge=1, le=128, description="Texts for each prompt.")
+    stop: Stop = Field((), description="Texts that end the completion; they are not part of it.")
     stream: bool | None = Field(False, description="Send tokens as server-sent events.")
     stream_options: StreamOptions | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="Equal seeds write equal texts.")
@@ -143,17 +156,20 @@ class Writing(ModelBody, Filter):
     presence_penalty: float | None = Field(0.0, description="Not supported: only 0. See `repetition_penalty`.")
     logit_bias: dict[str, float] | None = Field(None, description="Not supported: only an empty one.")
     user: str | None = Field(None, description="Accepted; not used, not logged.")
-    top_k: int | None = Field(0, ge=0, le=2**31, description="Sample among the k likeliest tokens; 0: all.")
-    min_p: float | None = Field(0.0, ge=0, le=1, description="Drop tokens below this share of the likeliest one's.")
-    repetition_penalty: float | None = Field(1.0, gt=0, le=100, description="Above 1: repeated tokens get less likely.")
-    draft: bool | None = Field(True, description="Check drafts from the book. The text is the same without, slower.")
-    own_past: bool | None = Field(False, description=OWN_PAST)
     sources: int | None = Field(
         None,
         ge=0,
         le=64,
         description="Show details of every token in `gnnlm`: its share of the book, and at most so many sources.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        options = TextOptions.model_fields
+        return {name: value for name, value in body.items() if value is not None or name not in options}
 
 
 class CompletionBody(Writing):

@@ -24,7 +24,7 @@ from gnnlm.serve.metrics import Metrics
 from gnnlm.serve.runs import Served
 from gnnlm.write.attribution import Span, Token
 from gnnlm.write.batch_loop import Writer
-from gnnlm.write.text_state import Order, Scored, Writing
+from gnnlm.write.text_state import Scored, TextSettings, Writing
 
 log = logging.getLogger("gnnlm.serve")
 Answer = TypeVar("Answer")
@@ -86,7 +86,7 @@ class Asked:
 
     run: Served
     prompts: Sequence[Sequence[int]]
-    order: Order
+    settings: TextSettings
     n: int
     sources: int | None
     stream: bool
@@ -102,7 +102,7 @@ class Asked:
 
     @property
     def model(self) -> str:
-        return f"{self.run.name}:{self.order.predictor}"
+        return f"{self.run.name}:{self.settings.predictor}"
 
 
 @dataclass(eq=False)
@@ -270,11 +270,11 @@ class Worker:
                 self._waiting.popleft()
                 if asked.begun + 1 < len(asked.prompts):
                     self._waiting.append(asked)
-            key = asked.run, asked.order.predictor
+            key = asked.run, asked.settings.predictor
             if key not in self._writers:
-                self._writers[key] = asked.run.book.pen.writer(asked.order.predictor)
+                self._writers[key] = asked.run.book.pen.writer(asked.settings.predictor)
             prompt = asked.prompts[asked.begun]
-            for sample, writing in enumerate(self._writers[key].add(prompt, asked.order, asked.n)):
+            for sample, writing in enumerate(self._writers[key].add(prompt, asked.settings, asked.n)):
                 self._going[writing] = Going(asked, asked.begun * asked.n + sample, self._writers[key])
             asked.begun += 1
             self._metrics.prompt_tokens.labels(asked.model).inc(len(prompt))

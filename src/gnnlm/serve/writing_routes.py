@@ -29,8 +29,8 @@ from gnnlm.serve.responses import (
 )
 from gnnlm.serve.runs import Served
 from gnnlm.serve.worker import Asked, News
-from gnnlm.write.request import request
-from gnnlm.write.text_state import Order
+from gnnlm.write.generate_options import GenerateOptions, TextOptions
+from gnnlm.write.text_state import TextSettings
 
 router = APIRouter(responses=ERRORS)
 CHAT_TOKENS = 512  # written if a chat does not say how many
@@ -61,7 +61,7 @@ class TextRequest:
     run: Served
     body: Writing
     prompts: Sequence[TokenizedPrompt]
-    order: Order
+    settings: TextSettings
     n: int
     best_of: int
     logprobs: int | None
@@ -70,7 +70,7 @@ class TextRequest:
 
     def asked(self, updates: UpdateQueue) -> Asked:
         prompts = [prompt.read for prompt in self.prompts]
-        return Asked(self.run, prompts, self.order, self.best_of, self.body.sources, bool(self.body.stream), updates)
+        return Asked(self.run, prompts, self.settings, self.best_of, self.body.sources, bool(self.body.stream), updates)
 
     def envelope(self) -> dict[str, Any]:
         if not self.chat:
@@ -198,7 +198,7 @@ def _event(chunk: BaseModel) -> bytes:
 def _completion_request(desk: Desk, body: CompletionBody, run: Served, predictor: str | None) -> TextRequest:
     if body.suffix is not None:
         raise Problem(400, "suffix is not supported: these models write from left to right", param="suffix")
-    n = body.n or 1
+    n = body.n
     best_of = body.best_of or n
     if best_of < n:
         raise Problem(400, f"best_of: expected at least n ({n}), got {best_of}", param="best_of")
@@ -207,10 +207,10 @@ def _completion_request(desk: Desk, body: CompletionBody, run: Served, predictor
     prompts = _prompts(desk, run, body.prompt)
     _check_texts(desk, len(prompts) * best_of)
     tokens = 16 if body.max_tokens is None else body.max_tokens
-    order = _order(desk, run, predictor, body, tokens)
+    settings = _settings(desk, run, predictor, body, tokens)
     echo = bool(body.echo)
-    order = replace(order, top=body.logprobs or 0, scored=echo and body.logprobs is not None)
-    return TextRequest(run, body, prompts, order, n, best_of, body.logprobs, echo)
+    settings = replace(settings, top=body.logprobs or 0, scored=echo and body.logprobs is not None)
+    return TextRequest(run, body, prompts, settings, n, best_of, body.logprobs, echo)
 
 
 def _chat_request(desk: Desk, body: ChatBody, run: Served, predictor: str | None) -> TextRequest:
@@ -222,17 +222,17 @@ def _chat_request(desk: Desk, body: ChatBody, run: Served, predictor: str | None
     ]
     ids = desk.chat(run, messages)
     desk.check_length(ids, "messages")
-    n = body.n or 1
+    n = body.n
     _check_texts(desk, n)
     tokens = body.max_completion_tokens or body.max_tokens or min(CHAT_TOKENS, desk.limits.max_tokens)
     top = body.top_logprobs or 0
-    order = replace(_order(desk, run, predictor, body, tokens), top=top)
+    settings = replace(_settings(desk, run, predictor, body, tokens), top=top)
     prompts = [TokenizedPrompt("", ids, [0] * len(ids), ids)]
-    return TextRequest(run, body, prompts, order, n, n, top if body.logprobs else None, chat=True)
+    return TextRequest(run, body, prompts, settings, n, n, top if body.logprobs else None, chat=True)
 
 
-def _order(desk: Desk, run: Served, predictor: str | None, body: Writing, tokens: int) -> Order:
-    """What the loop is asked for."""
+def _settings(desk: Desk, run: Served, predictor: str | None, body: Writing, tokens: int) -> TextSettings:
+    """Check what the model of the body cannot, and resolve the options against the run's book."""
     if tokens > desk.limits.max_tokens:
         message = f"max_tokens: this server writes at most {desk.limits.max_tokens:,} tokens, got {tokens:,}"
         raise Problem(400, message, param="max_tokens")
@@ -244,19 +244,10 @@ def _order(desk: Desk, run: Served, predictor: str | None, body: Writing, tokens
     if body.stream_options is not None and not body.stream:
         raise Problem(400, "stream_options: only with stream set to true", param="stream_options")
     seed = secrets.randbits(62) if body.seed is None else body.seed % 2**63
-    options = {
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": body.top_p or 1.0,
-        "top_k": body.top_k or 0,
-        "min_p": body.min_p or 0.0,
-        "repetition_penalty": body.repetition_penalty or 1.0,
-        "stop": body.stop or [],
-        "draft": body.draft is not False,
-        "own_past": bool(body.own_past),
-    }
-    asked = request(predictor=predictor, seed=seed, max_tokens=max(1, tokens), **options)
-    order = asked.order(run.book.model, run.allowed(body.only, body.exclude))
-    return replace(order, max_tokens=tokens)
+    values = body.model_dump(include=set(TextOptions.model_fields))
+    options = GenerateOptions.checked(predictor=predictor, seed=seed, **values)
+    settings = TextSettings.of(options, run.book.model, run.allowed(body.only, body.exclude))
+    return replace(settings, max_tokens=tokens)
 
 
 def _prompts(desk: Desk, run: Served, prompt: str | list[str] | list[int] | list[list[int]]) -> list[TokenizedPrompt]:

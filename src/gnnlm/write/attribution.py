@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from gnnlm.datastore.store import Store
+from gnnlm.write.generate_options import SHOWN_SOURCES
 from gnnlm.write.text_state import Written
 
-SHOWN = 4  # sources of a token
 LEFT, RIGHT = 8, 8  # tokens of a source's surroundings
 LEAST_SHARE = 0.05  # a row with less supports no span
 
@@ -106,7 +106,7 @@ class Generation:
         return out
 
 
-def sources_of(written: Written, store: Store, count: int = SHOWN) -> list[Source]:
+def sources_of(written: Written, store: Store, count: int = SHOWN_SOURCES) -> list[Source]:
     """The rows with the largest shares, largest first."""
     voters = written.voters
     order = voters.share.argsort(descending=True, stable=True)[:count]

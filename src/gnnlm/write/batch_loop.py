@@ -20,7 +20,8 @@ from gnnlm.predict.open_book import BLOCK, OpenBook, Past
 from gnnlm.predict.predictor import MIXED, STATE_OF, Prediction
 from gnnlm.write.detokenizer import TextStream
 from gnnlm.write.drafter import LONGEST, Costs, Draft, Drafter, best_length
-from gnnlm.write.text_state import Order, Scored, Voters, Writing, Written
+from gnnlm.write.sampling import choose_token
+from gnnlm.write.text_state import Scored, TextSettings, Voters, Writing, Written
 
 PROMPT_TOKENS = 1024  # tokens of prompts that are read between two steps, so that texts in progress do not wait long
 SCORED_AT_ONCE = 64  # positions whose distributions over the vocabulary are held at once
@@ -37,8 +38,8 @@ class Prompt:
     past: Past | None = None
 
     @property
-    def order(self) -> Order:
-        return self.writings[0].order
+    def settings(self) -> TextSettings:
+        return self.writings[0].settings
 
 
 class Writer:
@@ -56,12 +57,13 @@ class Writer:
     def busy(self) -> bool:
         return bool(self.prompts or self.active)
 
-    def add(self, prompt: Sequence[int], order: Order, n: int = 1) -> list[Writing]:
+    def add(self, prompt: Sequence[int], settings: TextSettings, n: int = 1) -> list[Writing]:
         """Take on n texts that go on from a prompt; the next steps read it, and then write."""
-        assert order.predictor == self.predictor
+        assert settings.predictor == self.predictor
         self.model.check_tokens([prompt])
         writings = [
-            Writing(list(prompt), order, sample, TextStream(self.model.lm, prompt, order.stop)) for sample in range(n)
+            Writing(list(prompt), settings, sample, TextStream(self.model.lm, prompt, settings.options.stop))
+            for sample in range(n)
         ]
         self.prompts.append(Prompt(list(prompt), writings))
         return writings
@@ -111,10 +113,10 @@ class Writer:
         """Read on in prompts, all from their beginning or all from a past; the texts that have begun."""
         parts = [prompt.tokens[prompt.read : prompt.read + BLOCK] for prompt in prompts]
         pasts = [prompt.past for prompt in prompts if prompt.past is not None]
-        prediction, past = self.read(parts, joined(pasts), [prompt.order for prompt in prompts])
+        prediction, past = self.read(parts, joined(pasts), [prompt.settings for prompt in prompts])
         counts = prediction.real.sum(1).tolist()
         for line, (prompt, part) in enumerate(zip(prompts, parts, strict=True)):
-            if prompt.order.scored:
+            if prompt.settings.scored:
                 self._score(prompt, prediction[line, : counts[line]])
             prompt.read += len(part)
             prompt.searches += self._searches(counts[line])
@@ -129,7 +131,7 @@ class Writer:
         for place, line in enumerate(whole):
             for writing in prompts[line].writings:
                 writing.searches = prompts[line].searches
-                if writing.order.max_tokens:
+                if writing.settings.max_tokens:
                     self._take(writing, last[place], log_probs_NV[place], parts_NK[place])
                 else:
                     writing.finish_reason = "length"
@@ -152,7 +154,7 @@ class Writer:
             some = targets[start : start + SCORED_AT_ONCE]
             log_probs_NV, _ = prediction[start : start + len(some)].distribution(self.predictor)
             found_N = log_probs_NV.gather(1, torch.tensor(some, device=log_probs_NV.device)[:, None])[:, 0].tolist()
-            tops = [top_of(line_V, prompt.order.top) for line_V in log_probs_NV]
+            tops = [top_of(line_V, prompt.settings.top) for line_V in log_probs_NV]
             records = [Scored(*one) for one in zip(some, found_N, tops, strict=True)]
             for writing in prompt.writings:
                 writing.scored += records
@@ -167,7 +169,7 @@ class Writer:
         assert past is not None
         drafts = self._drafts(writings)
         blocks = [[writing.last, *draft.tokens] for writing, draft in zip(writings, drafts, strict=True)]
-        prediction, past = self.read(blocks, past, [writing.order for writing in writings])
+        prediction, past = self.read(blocks, past, [writing.settings for writing in writings])
         real = prediction[prediction.real]
         log_probs_NV, parts_NK = self.distributions(real)
         line, kept = 0, []
@@ -196,11 +198,11 @@ class Writer:
         return writings
 
     def read(
-        self, tokens: Sequence[Sequence[int]], past: Past | None, orders: Sequence[Order]
+        self, tokens: Sequence[Sequence[int]], past: Past | None, settings: Sequence[TextSettings]
     ) -> tuple[Prediction, Past]:
-        """Read on, each text as its order asks."""
-        filters = [order.allowed for order in orders]
-        return self.model.read(tokens, past, self.wanted, filters, own_past=[order.own_past for order in orders])
+        """Read on, each text with its settings."""
+        filters = [one.allowed for one in settings]
+        return self.model.read(tokens, past, self.wanted, filters, own_past=[one.options.own_past for one in settings])
 
     def distributions(self, prediction: Prediction) -> tuple[Tensor, Tensor]:
         """The predictor's log-probabilities, [N, V], and each neighbour's part in the probability of its token, [N, K].
@@ -227,18 +229,19 @@ class Writer:
 
     def _take(self, writing: Writing, at: Prediction, log_probs_V: Tensor, parts_K: Tensor) -> None:
         """Choose the next token of a text from the prediction at one position."""
-        order, lm = writing.order, self.model.lm
+        settings = writing.settings
         place = len(writing.tokens)
-        seen = torch.tensor([*writing.prompt, *writing.ids], dtype=torch.long) if _needs_history(order) else NOTHING
-        token = order.sampling.choose(log_probs_V, seen.to(log_probs_V.device), writing.sample, place)
-        writing.tokens.append(self.written(at, log_probs_V, parts_K, token, order.top))
-        if token in lm.end_tokens:
+        history = [*writing.prompt, *writing.ids] if settings.options.repetition_penalty != 1.0 else []
+        seen = torch.tensor(history, dtype=torch.long, device=log_probs_V.device)
+        token = choose_token(settings.options, log_probs_V, seen, writing.sample, place)
+        writing.tokens.append(self.written(at, log_probs_V, parts_K, token, settings.top))
+        if token in self.model.lm.end_tokens:
             writing.finish_reason = "stop"
             return
         writing.stream.add(token)
         if writing.stream.stopped:
             writing.finish_reason = "stop"
-        elif len(writing.tokens) >= order.max_tokens:
+        elif len(writing.tokens) >= settings.max_tokens:
             writing.finish_reason = "length"
 
     def _drafts(self, writings: Sequence[Writing]) -> list[Draft]:
@@ -246,12 +249,12 @@ class Writer:
         drafts = []
         for writing in writings:
             draft = Draft()
-            if writing.order.draft:
+            if writing.settings.options.draft:
                 voters = writing.tokens[-1].voters
                 draft = self.drafter.draft(
                     [*writing.prompt, *writing.ids], voters.positions, voters.weight, writing.chances
                 )
-            room = min(LONGEST, writing.order.max_tokens - len(writing.tokens) - 1)
+            room = min(LONGEST, writing.settings.max_tokens - len(writing.tokens) - 1)
             drafts.append(Draft(draft.tokens[:room], draft.kinds[:room]))
         count = best_length(
             [writing.chances.expected(draft) for writing, draft in zip(writings, drafts, strict=True)], self.costs
@@ -264,9 +267,6 @@ class Writer:
         if len(going_on) < len(self.active) and self._past is not None:
             self.active = [self.active[number] for number in going_on]
             self._past = self._past.select(going_on) if going_on else None
-
-
-NOTHING = torch.empty(0, dtype=torch.long)
 
 
 def top_of(log_probs_V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
@@ -284,7 +284,3 @@ def top_of(log_probs_V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
 def joined(pasts: Sequence[Past]) -> Past | None:
     """The pasts as one; None if there are none."""
     return pasts[0].join(pasts[1:]) if len(pasts) > 1 else pasts[0] if pasts else None
-
-
-def _needs_history(order: Order) -> bool:
-    return order.sampling.repetition_penalty != 1.0

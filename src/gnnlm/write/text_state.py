@@ -6,31 +6,34 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from gnnlm.predict.open_book import OpenBook
 from gnnlm.retrieval.index import Allowed
 from gnnlm.write.detokenizer import TextStream
 from gnnlm.write.drafter import Chances
-from gnnlm.write.sampling import Sampling
+from gnnlm.write.generate_options import GenerateOptions
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is asked for: by which predictor, how tokens are chosen, where to stop, what may be looked up.
-
-    With `own_past`, the text itself is looked up too, as far as the base model no longer sees it.
+class TextSettings:
+    """A request for one text, resolved against a book: the options, the predictor, what may be looked up.
 
     With each token, the `top` likeliest ones are recorded; with `scored`, those of the prompt are recorded too. With
     `max_tokens` of 0, the prompt is only read.
     """
 
+    options: GenerateOptions
     predictor: str
-    sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 64
-    stop: tuple[str, ...] = ()
-    draft: bool = True
+    max_tokens: int
     allowed: Allowed | None = None
     top: int = 0
     scored: bool = False
-    own_past: bool = False
+
+    @classmethod
+    def of(cls, options: GenerateOptions, model: OpenBook, allowed: Allowed | None) -> TextSettings:
+        """Return settings for a model; refuse a predictor that it does not have."""
+        predictor = options.predictor or model.predictor.names[-1]
+        model.predictor.check((predictor,))
+        return cls(options, predictor, options.max_tokens, allowed)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Writing:
     """A text in progress."""
 
     prompt: list[int]
-    order: Order
+    settings: TextSettings
     sample: int
     stream: TextStream
     tokens: list[Written] = field(default_factory=list)
