@@ -85,7 +85,6 @@ KNOWN_TWINS = {  # class names that are still used twice; a name leaves this lis
     "Generation",
     "Listed",
     "Opened",
-    "Order",
     "Part",
     "Reading",
     "Scored",
