@@ -26,7 +26,7 @@ from gnnlm.corpus.python_docs import python_texts
 from gnnlm.corpus.text_files import read_text
 from gnnlm.errors import ConfigError
 from gnnlm.predict.bootstrap import Floats, change_interval
-from gnnlm.predict.open_book import BLOCK, OpenBook
+from gnnlm.predict.open_book import OpenBook
 from gnnlm.predict.predictor import LABELS, perplexity
 from gnnlm.run import Run
 
@@ -62,13 +62,11 @@ def long_texts(model: OpenBook, texts: Iterator[tuple[str, str]], most: int, cou
 @torch.inference_mode()
 def read(model: OpenBook, ids: list[int], own: bool) -> dict[str, Floats]:
     """The log-probability of every token, by predictor."""
-    names, past = model.predictor.names, None
+    names = model.predictor.names
     found: dict[str, list[Floats]] = {name: [] for name in names}
-    for start in range(0, len(ids), BLOCK):
-        first = 0 if past is None else start + 1
-        part = ids[start : min(start + BLOCK, len(ids) - 1)]  # nothing is predicted after the last token
-        prediction, past = model.read([part], past, names, own_past=own)
-        targets = torch.tensor(ids[first : first + prediction.real.shape[1]])
+    tokens = torch.tensor(ids)
+    for prediction, _ in model.read_blocks([ids[:-1]], None, names, own_past=own):
+        targets = tokens[prediction.read[0].cpu()]
         for name, values in prediction[0].target_log_probs(targets, names).items():
             found[name].append(values.double().numpy())
     return {name: np.concatenate(values) for name, values in found.items()}

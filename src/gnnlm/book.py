@@ -18,7 +18,7 @@ from gnnlm.engine import HERE, Engine
 from gnnlm.errors import ConfigError, CorpusError
 from gnnlm.explain import influence, watched
 from gnnlm.predict.attach import Attachments, attached, taken
-from gnnlm.predict.open_book import BLOCK, OpenBook, Past
+from gnnlm.predict.open_book import OpenBook
 from gnnlm.predict.own_past import with_text
 from gnnlm.predict.scoring import Job, Text, batches, scored, tokenized
 from gnnlm.progress import warn
@@ -190,10 +190,7 @@ class Book:
         job, allowed = Job.make(self.model, text, 0), self.allowed(only, exclude)
         store = with_text(self.model.store, self.model.lm, job.ids) if own_past else self.model.store
         lines: list[list[Neighbour]] = []
-        past: Past | None = None
-        for start in range(0, len(job.ids), BLOCK):
-            part = job.ids[start : min(start + BLOCK, len(job.ids) - 1)]
-            prediction, past = self.model.read([part], past, ("base",), allowed, k, own_past=own_past)
+        for prediction, _ in self.model.read_blocks([job.ids[:-1]], None, ("base",), allowed, k, own_past):
             for found in prediction.neighbours[0].nearest(k).listed():
                 lines.append([Neighbour.at(store, row, score, left, right) for row, score in found])
         return lines
@@ -217,10 +214,7 @@ class Book:
             )
         wanted, allowed = self._wanted(predictors), self.allowed(only, exclude)
         ids = self._prompt(text, chat=False)
-        past: Past | None = None
-        for start in range(0, max(1, len(ids)), BLOCK):
-            part = ids[start : start + BLOCK]
-            prediction, past = self.model.read([part], past, wanted, allowed, own_past=own_past)
+        prediction, _ = self.model.read_to_end([ids], None, wanted, allowed, own_past)
         log_probs = {name: full_1V[0].cpu() for name, full_1V in prediction[0, -1:].log_probs(wanted).items()}
         pieces = {}
         for name, values_V in log_probs.items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gnnlm.gnn.model import LayerAttention
-from gnnlm.predict.open_book import BLOCK, OpenBook, Past
+from gnnlm.predict.open_book import OpenBook
 from gnnlm.predict.scoring import Job, Text
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.neighbours import Neighbours
@@ -32,13 +32,9 @@ def looked_up(model: OpenBook, text: Text, most: int) -> list[str]:
     """The documents with the most neighbours of the tokens that are scored."""
     job, predictor = Job.make(model, text, 0), model.predictor
     counts = torch.zeros(len(model.store.names))
-    past: Past | None = None
-    for start in range(0, len(job.ids), BLOCK):
-        part = job.ids[start : min(start + BLOCK, len(job.ids) - 1)]
-        first = 0 if past is None else start + 1
-        k = predictor.graph_k if predictor.gnn is not None else predictor.mixes["base"].k
-        prediction, past = model.read([part], past, ("base",), None, k)
-        found = prediction.neighbours[0, max(0, job.first - first) :].positions
+    k = predictor.graph_k if predictor.gnn is not None else predictor.mixes["base"].k
+    for prediction, _ in model.read_blocks([job.ids[:-1]], None, ("base",), None, k):
+        found = prediction.neighbours.positions[prediction.read.cpu() >= job.first]
         numbers = model.store.document_of(found[found >= 0])
         counts.index_add_(0, numbers, torch.ones(len(numbers)))
     order = counts.argsort(descending=True, stable=True)[:most].tolist()
@@ -50,9 +46,7 @@ def watched(
     model: OpenBook, ids: Sequence[int], allowed: Allowed | None
 ) -> tuple[Neighbours, Floats, list[int], Floats]:
     """The neighbours after some tokens, the network's attention on them, its last context nodes, and that on those."""
-    past: Past | None = None
-    for start in range(0, max(0, len(ids) - 1), BLOCK):
-        _, past = model.read([ids[start : min(start + BLOCK, len(ids) - 1)]], past, ("gnn",), allowed)
+    past = model.read_to_end([ids[:-1]], None, ("gnn",), allowed)[1] if len(ids) > 1 else None
     seen: list[LayerAttention] = []
     prediction, _ = model.read([ids[-1:]], past, ("gnn",), allowed, watch=seen)
     neighbours = prediction.neighbours[0, -1].nearest(model.predictor.graph_k)

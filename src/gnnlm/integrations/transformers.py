@@ -13,7 +13,6 @@ Shapes: B rows, T columns of ids, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from gnnlm.integrations.past_cache import Columns, OpenBookCache, View
 from gnnlm.lm.hf_loading import load_tokenizer
 from gnnlm.lm.hf_model import resolve_model
 from gnnlm.lm.native_lm import is_native
-from gnnlm.predict.open_book import BLOCK, Past
 from gnnlm.predict.predictor import Prediction
 from gnnlm.retrieval.index import Allowed
 from gnnlm.run import Run
@@ -282,7 +280,8 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         if past is not None and bool((before.fresh_B & ~after.fresh_B).any()):  # a text begins while others go on
             texts = [[*old.tolist(), *new] for old, new in zip(past.lm.texts, texts, strict=True)]
             past = None
-        for prediction, read in self._read(texts, past, view):
+        allowed = self.allowed(view)
+        for prediction, read in self.book.model.read_blocks(texts, past, (view.predictor,), allowed):
             self._fill(logits_BTV, wanted_BT, prediction, view.predictor)
             cache.put(read, after, view)
         loss = None
@@ -294,14 +293,6 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
             )
         out = CausalLMOutputWithPast(loss=loss, logits=logits_BTV, past_key_values=cache if use_cache else None)
         return out.to_tuple() if return_dict is False else out
-
-    def _read(self, texts: Sequence[Sequence[int]], past: Past | None, view: View) -> Iterator[tuple[Prediction, Past]]:
-        """Read a block of tokens at a time."""
-        for start in range(0, max(1, max(map(len, texts))), BLOCK):
-            prediction, past = self.book.model.read(
-                [text[start : start + BLOCK] for text in texts], past, (view.predictor,), self.allowed(view)
-            )
-            yield prediction, past
 
     def _fill(self, logits_BTV: Tensor, wanted_BT: Tensor, prediction: Prediction, name: str) -> None:
         """Put the predictions of a block where they are wanted."""

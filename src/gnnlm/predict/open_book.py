@@ -8,7 +8,8 @@ Shapes: B texts, T tokens, K neighbours, D width.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar, cast
@@ -149,7 +150,8 @@ class OpenBook:
             (gnn and past.carry is None)  # cropped too far, or read without the network
             or any(own and text is None for own, text in zip(owning, past.own, strict=True))
         ):
-            past = self._again([text.tolist() for text in past.lm.texts], wanted, allowed, owning)
+            texts = [text.tolist() for text in past.lm.texts]
+            _, past = self.read_to_end(texts, None, wanted, allowed, owning)
         read, lm = self.reader.read(tokens, None if past is None else past.lm)
         before = [0] * len(tokens) if past is None else [length + 1 for length in past.lengths]
         states_BTD = self.rounded(read.states_BTD)
@@ -157,9 +159,9 @@ class OpenBook:
         k = max(k, self.predictor.neighbours_needed(wanted))
         counts = read.real_BT.sum(1).tolist()
         neighbours = self.search(keys_BTD, read.real_BT, k, allowed)
-        texts = self._own_texts(owning, None if past is None else past.own, lm, states_BTD, keys_BTD, counts)
-        neighbours = merged_with_own(neighbours, texts, keys_BTD, counts, k, len(self.store))
-        predictor, found = over_texts(self.predictor, neighbours, texts)
+        own_texts = self._own_texts(owning, None if past is None else past.own, lm, states_BTD, keys_BTD, counts)
+        neighbours = merged_with_own(neighbours, own_texts, keys_BTD, counts, k, len(self.store))
+        predictor, found = over_texts(self.predictor, neighbours, own_texts)
         offsets_BT = torch.tensor(before)[:, None] + torch.arange(states_BTD.shape[1])
         document_BT = torch.where(read.real_BT.cpu(), 0, -1)
         carry = None if past is None else past.carry
@@ -172,23 +174,37 @@ class OpenBook:
             lm,
             carry if gnn else None,
             tuple(min(ROLLBACK, max(0, left) + count) for left, count in zip(spare, counts, strict=True)),
-            texts,
+            own_texts,
         )
 
-    def _again(
+    def read_blocks(
         self,
-        texts: list[list[int]],
-        wanted: Collection[str],
-        allowed: Filter,
-        own_past: Sequence[bool],
-    ) -> Past:
-        """The past of whole texts, read from their beginning a block at a time."""
-        past: Past | None = None
-        for start in range(0, max(1, *map(len, texts)), BLOCK):
-            parts = [text[start : start + BLOCK] for text in texts]
-            _, past = self.read(parts, past, wanted, allowed, own_past=own_past)
-        assert past is not None
-        return past
+        tokens: Sequence[Sequence[int]],
+        past: Past | None = None,
+        wanted: Collection[str] | None = None,
+        allowed: Filter = None,
+        k: int = 0,
+        own_past: bool | Sequence[bool] = False,
+    ) -> Iterator[tuple[Prediction, Past]]:
+        """Read texts of any length, `BLOCK` tokens at a time; yield what `read` returns for each block, at least one.
+
+        `Prediction.read` says which token of its text each prediction is for.
+        """
+        for start in range(0, max(1, *map(len, tokens)), BLOCK):
+            block = [text[start : start + BLOCK] for text in tokens]
+            prediction, past = self.read(block, past, wanted, allowed, k, own_past=own_past)
+            yield prediction, past
+
+    def read_to_end(
+        self,
+        tokens: Sequence[Sequence[int]],
+        past: Past | None = None,
+        wanted: Collection[str] | None = None,
+        allowed: Filter = None,
+        own_past: bool | Sequence[bool] = False,
+    ) -> tuple[Prediction, Past]:
+        """Read texts of any length; return what `read` returns for the last block."""
+        return deque(self.read_blocks(tokens, past, wanted, allowed, own_past=own_past), maxlen=1).pop()
 
     @cached_property
     def own_past(self) -> OwnPast:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnnlm.corpus.sources import check_text
 from gnnlm.errors import CorpusError
-from gnnlm.predict.open_book import BLOCK, OpenBook, Past
+from gnnlm.predict.open_book import OpenBook
 from gnnlm.retrieval.index import Allowed
 
 Floats = npt.NDArray[np.float32]
@@ -94,20 +94,14 @@ def scored(
     """
     log_probs: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
     top1: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
-    past: Past | None = None
-    longest = max(len(job.ids) for job in jobs)
-    for start in range(0, longest, BLOCK):
-        parts = [
-            job.ids[start : min(start + BLOCK, len(job.ids) - 1)] for job in jobs
-        ]  # nothing is predicted after the last token
-        first = 0 if past is None else start + 1  # the first new prediction is that of this token
-        prediction, past = model.read(parts, past, wanted, allowed, own_past=own_past)
+    texts = [job.ids[:-1] for job in jobs]  # nothing is predicted after the last token
+    ids = [torch.tensor(job.ids, device=model.predictor.head.device) for job in jobs]
+    for prediction, _ in model.read_blocks(texts, None, wanted, allowed, own_past=own_past):
         for line, job in enumerate(jobs):
-            targets = torch.tensor(job.ids[first : first + int(prediction.real[line].sum())], dtype=torch.long)
-            places = torch.nonzero(torch.arange(first, first + len(targets)) >= job.first)[:, 0]
+            places = torch.nonzero(prediction.real[line] & (prediction.read[line] >= job.first))[:, 0]
             if not len(places):
                 continue
-            targets = targets[places].to(prediction.real.device)
+            targets = ids[line][prediction.read[line, places]]
             for name, full_NV in prediction[line, places].log_probs(wanted).items():
                 log_probs[line][name].append(full_NV.gather(1, targets[:, None])[:, 0].cpu())
                 top1[line][name].append((full_NV.argmax(1) == targets).cpu())
