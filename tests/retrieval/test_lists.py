@@ -18,9 +18,10 @@ from gnnlm.config import IndexConfig, parse_config
 from gnnlm.retrieval import auto_index, faiss_build, faiss_index, ivf_scan, top_k
 from gnnlm.retrieval import search as search_module
 from gnnlm.retrieval.faiss_index import FaissIndex
-from gnnlm.retrieval.index import Allowed, Rows, keys_of, open_exact
+from gnnlm.retrieval.index import Allowed, Rows, keys_of
 from gnnlm.retrieval.index_recall import recall_of
 from gnnlm.retrieval.ivf_scan import Lists
+from gnnlm.retrieval.open_index import open_exact
 from gnnlm.retrieval.segmented import SegmentedIndex
 from gnnlm.retrieval.top_k import SPACE, Nearest
 from gnnlm.run import Run

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from gnnlm.retrieval.exact import ExactIndex
-from gnnlm.retrieval.index import as_keys, open_exact
+from gnnlm.retrieval.index import as_keys
 from gnnlm.retrieval.index_recall import recall_of
 from gnnlm.retrieval.neighbours import Neighbours
+from gnnlm.retrieval.open_index import open_exact
 from gnnlm.run import Run
 
 

@@ -21,7 +21,9 @@ from gnnlm.retrieval import faiss_index as module
 from gnnlm.retrieval.exact import ExactIndex
 from gnnlm.retrieval.faiss_build import check_index, fill_index, train_index, training_rows
 from gnnlm.retrieval.faiss_index import FaissIndex
-from gnnlm.retrieval.index import Allowed, Index, Rows, build_index, keys_of, open_index
+from gnnlm.retrieval.index import Allowed, Index, Rows, keys_of
+from gnnlm.retrieval.index_stage import build_index
+from gnnlm.retrieval.open_index import open_index
 from gnnlm.retrieval.search import LeakageRule, Queries
 from gnnlm.run import Run
 

@@ -18,7 +18,7 @@ This package does not know what the stages are.
 
 from gnnlm.artifact.array_writer import ArrayWriter, npy_header
 from gnnlm.artifact.blocks import Array, CheckedArray
-from gnnlm.artifact.concatenated import Files, Joined, files_of, joined
+from gnnlm.artifact.concatenated import Files, Joined, joined
 from gnnlm.artifact.draft import Draft, found_part, make_part
 from gnnlm.artifact.file_io import (
     file_digest,
@@ -50,7 +50,6 @@ __all__ = [
     "differences",
     "draft_path",
     "file_digest",
-    "files_of",
     "fingerprint",
     "found_part",
     "free_space",

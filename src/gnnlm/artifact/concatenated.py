@@ -71,9 +71,3 @@ class Files:
 
     def array(self, name: str) -> Array:
         return self.artifact.array(self.prefix + name)
-
-
-def files_of(artifact: Artifact, prefix: str) -> tuple[Files, ...]:
-    """The files with this prefix in an artifact; where it has none, all files of each of its parts."""
-    own = any(name.startswith(prefix) for name in artifact.manifest.files)
-    return (Files(artifact, prefix),) if own else tuple(Files(part) for part in artifact.parts)

@@ -20,7 +20,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.artifact import Artifact, Draft, Files, files_of, joined
+from gnnlm.artifact import Artifact, Draft, Files, joined
 from gnnlm.errors import CorpusError
 from gnnlm.layout import SEGMENTS
 
@@ -318,13 +318,20 @@ class TokenStream(ABC):
         return self.documents[number]["text"][self.offsets[first] : self.offsets[last]]
 
 
+def split_files(artifact: Artifact, split: str) -> Sequence[Files]:
+    """What an artifact holds of a split: of train a part for each segment, of the others files of its own."""
+    if split == "train":
+        return [Files(part) for part in artifact.parts]
+    return [Files(artifact, f"{split}.")]
+
+
 class Stream(TokenStream):
     """Documents laid end to end: a split of a corpus, read through all its segments."""
 
     def __init__(self, corpus: Artifact, split: str, texts: Sequence[Files] | None = None) -> None:
         """`texts` are the files of each segment, if not those that the corpus has for the split."""
         self.split, self._corpus = split, corpus
-        self._texts = tuple(files_of(corpus, f"{split}.") if texts is None else texts)
+        self._texts = tuple(split_files(corpus, split) if texts is None else texts)
         assert self._texts, f"no text of {split} in {corpus.path}"
         self.tokens = joined([text.array("tokens.npy") for text in self._texts])
         starts = [text.array("starts.npy") for text in self._texts]

@@ -24,7 +24,6 @@ from gnnlm.artifact import (
     Draft,
     disk,
     file_digest,
-    files_of,
     joined,
     writing,
 )
@@ -42,14 +41,14 @@ SHARD = 65_536
 
 def build_codec(draft: Draft, encoded: Artifact, config: CodecConfig, seed: int, spread: Spread = here) -> Artifact:
     """Learn a quantizer from states sampled from the whole store, and code every segment with it."""
-    segments = files_of(encoded, "train.")
-    arrays = [files.array("states.npy") for files in segments]
+    segments = encoded.parts
+    arrays = [segment.array("states.npy") for segment in segments]
     states = joined(arrays)
     if config.kind == "fp16":
         return draft.finish(_plain_facts(states))
     quantizer = _learned_in(draft, states, config, seed, spread)
     learned = file_digest(draft.file(QUANTIZER))
-    inputs = [codes_inputs(files.artifact.fingerprint, learned) for files in segments]
+    inputs = [codes_inputs(segment.fingerprint, learned) for segment in segments]
     names = [part_name(number, CODES) for number in range(len(inputs))]
     sizes = [len(array) * config.bytes for array in arrays]
     draft.require_space(dict(zip(names, zip(inputs, sizes, strict=True), strict=True)), 0, "the codes")
@@ -136,7 +135,7 @@ def open_codec(artifact: Artifact, device: str = "cpu") -> list[CodedTable] | No
     if artifact.facts["kind"] == "fp16":
         return None
     quantizer = Quantizer.from_tensors(artifact.tensors(QUANTIZER)).to(device)
-    parts = artifact.parts or (artifact,)  # `code_states` and older runs have the codes beside the quantizer
+    parts = artifact.parts or (artifact,)  # `code_states` writes the codes beside the quantizer
     return [CodedTable(mapped(part.array("codes.npy")), quantizer) for part in parts]
 
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Array, Artifact, CheckedArray, files_of
-from gnnlm.corpus.stream import END, Passage, Stream, TokenStream
+from gnnlm.artifact import Array, Artifact, CheckedArray
+from gnnlm.corpus.stream import END, Passage, Stream, TokenStream, split_files
 from gnnlm.datastore.checked import CheckedTensor
 from gnnlm.datastore.quantize import CodedTable
 
@@ -110,7 +110,7 @@ class Store:
     @classmethod
     def open(cls, encoded: Artifact, stream: Stream) -> Store:
         """A split as it was encoded."""
-        states = (files.array("states.npy") for files in files_of(encoded, f"{stream.split}."))
+        states = (files.array("states.npy") for files in split_files(encoded, stream.split))
         return cls([Segment.over(segment, part) for segment, part in zip(stream.segments, states, strict=True)])
 
     def with_states(self, states: Array) -> Store:

@@ -190,11 +190,10 @@ def open_cache(artifact: Artifact, model: GnnModel, store: Store, device: str) -
     if form == "none":
         return None
     tensors = artifact.tensors(QUANTIZERS) if QUANTIZERS in artifact else {}
-    parts = artifact.parts or (artifact,)  # older runs have the tables of their one segment here
     tables: list[Table | JoinedTable] = []
     quantizers = quantizers_in(tensors)
     for number in range(len(table_shapes(model.options, form == "projected", 1))):
-        arrays = [part.array(f"layer{number}.npy") for part in parts]
+        arrays = [part.array(f"layer{number}.npy") for part in artifact.parts]
         plain = [mapped(array.reshape(-1, array.shape[-1])).to(device) for array in arrays]
         if quantizers:
             quantizer = quantizers[number].to(device)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Array, Artifact, Draft, disk, draft_path, file_digest, files_of, found_part, writing
+from gnnlm.artifact import Array, Artifact, Draft, disk, draft_path, file_digest, found_part, writing
 from gnnlm.config import IndexConfig
 from gnnlm.config.retrieval_config import ROWS_PER_CLUSTER
 from gnnlm.corpus.stream import Stream, part_name
@@ -22,7 +22,7 @@ from gnnlm.engine import Spread, Task, Work, here
 from gnnlm.errors import ConfigError
 from gnnlm.progress import Track, numbered, say
 from gnnlm.retrieval.auto_index import factory_of, resolved
-from gnnlm.retrieval.index import Rows, SomeRows, as_keys, key_file, keys_of
+from gnnlm.retrieval.index import Rows, SomeRows, as_keys, keys_of, segment_keys
 
 Floats = npt.NDArray[np.float32]
 PART, TRAINED, FILE = "index", "trained.faiss", "index.faiss"
@@ -80,8 +80,8 @@ def build_faiss_parts(
         for path in spread(draft.shards, train, [Task("trained", TRAINED)]):
             disk.rename(path, file)
             draft.commit(TRAINED)
-    learned, segments = file_digest(file), zip(stream.segments, files_of(encoded, "train."), strict=True)
-    inputs = [index_inputs(files.artifact.fingerprint, text, learned, config.metric) for text, files in segments]
+    learned, segments = file_digest(file), zip(stream.segments, encoded.parts, strict=True)
+    inputs = [index_inputs(states.fingerprint, text, learned, config.metric) for text, states in segments]
     names = [part_name(number, PART) for number in range(len(inputs))]
     missing = [n for n, name in enumerate(names) if found_part(draft.path.parent / name, inputs[n]) is None]
     reads = (f"{draft.folder.name}/{TRAINED}",)
@@ -152,11 +152,10 @@ def _transforms(index: Any) -> list[Any]:
 
 def filling(encoded: Artifact, stream: Stream, metric: str, trained: Path) -> Work:
     """The work of the tasks that fill a copy of a trained index for each segment."""
-    files = files_of(encoded, "train.")
 
     def fill(segment: int, path: Path) -> None:
-        keys, rows = files[segment].array(key_file(encoded)), Rows.of(stream.segments[segment])
-        fill_index(trained, keys, rows, metric, path, numbered("index", segment, len(files)))
+        keys, rows = segment_keys(encoded, segment), Rows.of(stream.segments[segment])
+        fill_index(trained, keys, rows, metric, path, numbered("index", segment, len(encoded.parts)))
 
     return fill
 

@@ -1,39 +1,29 @@
-"""The interface of an index, and how the configured kind is built and opened.
+"""The interface of an index: its keys, its rows, and what a search may find.
 
 A key is the state (or the last feed-forward's input), scaled to unit length under cosine. Rows without a token (the
 position past a document's last) are not indexed: there is nothing to copy from them.
 
 Every segment of the store is searched by itself, and the results are merged (`segmented.py`). Exact search is
-`exact.py`; everything approximate is FAISS, in `faiss_index.py`. What `index.kind` stands for is in `choice.py`.
+`exact.py`; everything approximate is FAISS, in `faiss_index.py`. What `index.kind` stands for is in `auto_index.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Array, Artifact, Draft, files_of, joined
-from gnnlm.config import IndexConfig
-from gnnlm.corpus.stream import Stream, TokenStream
-from gnnlm.datastore.store import read_rows
-from gnnlm.engine import Spread, here
-from gnnlm.progress import say
-from gnnlm.retrieval.auto_index import choose_index
+from gnnlm.artifact import Array, Artifact, joined
+from gnnlm.corpus.stream import Stream, TokenStream, split_files
 from gnnlm.retrieval.neighbours import Neighbours
 
-if TYPE_CHECKING:
-    from gnnlm.retrieval.segmented import SegmentedIndex
-
 Ids = npt.NDArray[np.int64]
-CHECKED, CHECKED_KS = 64, (1, 10, 128, 1024)  # valid positions on which a new index is compared with exact search
 
 
 @dataclass(frozen=True)
@@ -167,104 +157,13 @@ def as_keys(states: Tensor, metric: str) -> Tensor:
 
 def keys_of(encoded: Artifact, split: str) -> Array:
     """The search keys of a split, through all its segments: its states, or the keys stored with them."""
-    return joined([files.array(key_file(encoded)) for files in files_of(encoded, f"{split}.")])
+    return joined([files.array(key_file(encoded)) for files in split_files(encoded, split)])
+
+
+def segment_keys(encoded: Artifact, number: int) -> Array:
+    """The search keys of one segment of train."""
+    return encoded.parts[number].array(key_file(encoded))
 
 
 def key_file(encoded: Artifact) -> str:
-    return "states.npy" if encoded.facts.get("key", "state") == "state" else "keys.npy"
-
-
-def build_index(
-    draft: Draft,
-    encoded: Artifact,
-    stream: Stream,
-    config: IndexConfig,
-    seed: int,
-    spread: Spread = here,
-    live: Sequence[Tensor | None] = (),
-) -> Artifact:
-    """Index the train split. Exact search needs no file of its own: it reads the store's keys.
-
-    `live`, where documents were removed, says for each segment which positions may be found: the index is trained and
-    compared with exact search on these. All rows are in it, as in the index of any segment.
-    """
-    rows = live_rows(stream, live)
-    chosen = choose_index(config, len(rows), int(encoded.facts["width"]))
-    if config.kind == "auto":
-        say(f"index: auto chose {chosen.kind}, as {chosen.why}")
-    facts: dict[str, Any] = {"rows": len(rows), "metric": config.metric, "kind": chosen.kind}
-    if config.kind == "auto":
-        facts |= {"asked": "auto", "why": chosen.why}
-    if chosen.kind == "exact":
-        say(f"index: exact search over {len(rows):,} rows")
-        return draft.finish(facts)
-    from gnnlm.retrieval.faiss_build import build_faiss_parts
-    from gnnlm.retrieval.tombstones import without_removed
-
-    parts = build_faiss_parts(draft, encoded, stream, config, seed, spread, rows)
-    index = _opened(parts, encoded, stream, config.metric, config.probes)
-    if isinstance(rows, SomeRows):
-        each = zip(stream.segments, live, strict=True)
-        index = without_removed(index, live, [len(live_rows(segment, [one])) for segment, one in each])
-    keys_ND = checked_keys(encoded, seed)
-    recall = checked_recall(index, encoded, rows, keys_ND)
-    words = ", ".join(f"recall@{k} {value:.3f}" for k, value in recall.items())
-    say(f"index: {words} of {len(keys_ND)} valid positions, against exact search")
-    return draft.finish({**facts, "recall": recall, "recall_queries": len(keys_ND), "probes": config.probes})
-
-
-def checked_keys(encoded: Artifact, seed: int) -> Tensor:
-    """The keys of the valid positions on which an index is compared with exact search."""
-    valid = keys_of(encoded, "valid")
-    drawn = np.sort(np.random.default_rng(seed).permutation(len(valid))[:CHECKED])
-    return read_rows(valid, torch.from_numpy(drawn))
-
-
-def checked_recall(index: Index, encoded: Artifact, rows: Rows | SomeRows, keys_ND: Tensor) -> dict[str, float]:
-    """What an index finds for these keys of what exact search of its rows does, for several k, as it is recorded."""
-    from gnnlm.retrieval.index_recall import recall_of_index
-
-    found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), rows, CHECKED_KS)
-    return {str(k): recall for k, recall in found.items()}
-
-
-def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, device: str = "cpu") -> SegmentedIndex:
-    """The index of a run over the keys of its store; a segment's part is read at the first search."""
-    if made.facts["kind"] == "exact":
-        return open_exact(encoded, stream, made.facts["metric"], device)
-    parts = made.parts or (made,)  # an older run has the index of its one segment here
-    return _opened([_later(part) for part in parts], encoded, stream, made.facts["metric"], probes)
-
-
-def _later(part: Artifact) -> Callable[[], Path]:
-    return lambda: part.file("index.faiss")
-
-
-def _opened(
-    files: Sequence[Path | Callable[[], Path]], encoded: Artifact, stream: Stream, metric: str, probes: int
-) -> SegmentedIndex:
-    """The FAISS index of each segment, from its file, which is asked for when the segment is first searched."""
-    from gnnlm.retrieval.faiss_index import FaissIndex, open_faiss_index
-    from gnnlm.retrieval.segmented import SegmentedIndex
-
-    states = files_of(encoded, "train.")
-
-    def opened(number: int) -> FaissIndex:
-        keys, rows, file = states[number].array(key_file(encoded)), Rows.of(stream.segments[number]), files[number]
-        return open_faiss_index(file if isinstance(file, Path) else file(), keys, rows, metric, probes)
-
-    return SegmentedIndex.over(stream, metric, opened, assign=FaissIndex.assign)
-
-
-def open_exact(encoded: Artifact, stream: Stream, metric: str, device: str = "cpu") -> SegmentedIndex:
-    """Exact search over the keys of a store, whatever index its run has."""
-    from gnnlm.retrieval.exact import ExactIndex
-    from gnnlm.retrieval.segmented import SegmentedIndex
-
-    files = files_of(encoded, "train.")
-
-    def opened(number: int) -> Index:
-        positions_R = Rows.of(stream.segments[number]).all()
-        return ExactIndex.over(files[number].array(key_file(encoded)), positions_R, metric, device)
-
-    return SegmentedIndex.over(stream, metric, opened)
+    return "states.npy" if encoded.facts["key"] == "state" else "keys.npy"

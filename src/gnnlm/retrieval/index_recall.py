@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Array
+from gnnlm.artifact import Array, Artifact
 from gnnlm.datastore.store import read_rows
 from gnnlm.progress import Track
 from gnnlm.retrieval.exact import ExactIndex, sorted_neighbours
-from gnnlm.retrieval.index import Index, Rows, SomeRows, as_keys
+from gnnlm.retrieval.index import Index, Rows, SomeRows, as_keys, keys_of
 from gnnlm.retrieval.neighbours import Neighbours
 
 RECALL_KS = (1, 10, 128, 1024)
+CHECKED = 64  # valid positions on which a new index is compared with exact search
 ROWS_AT_ONCE = 65_536  # stored keys that are compared in one piece
 ROUNDING = 1e-6  # similarities that differ by less, relative to 1 or to their size, are equal
 
@@ -52,6 +54,19 @@ def recall_of_index(
     k = min(max(ks), len(rows))
     true_NK = nearest(keys_ND, stored, rows, k, index.metric).similarity
     return recall_from(index.search(keys_ND, k), keys_ND, index, true_NK, ks)
+
+
+def checked_keys(encoded: Artifact, seed: int) -> Tensor:
+    """The keys of the valid positions on which an index is compared with exact search."""
+    valid = keys_of(encoded, "valid")
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(valid))[:CHECKED])
+    return read_rows(valid, torch.from_numpy(drawn))
+
+
+def checked_recall(index: Index, encoded: Artifact, rows: Rows | SomeRows, keys_ND: Tensor) -> dict[str, float]:
+    """What an index finds for these keys of what exact search of its rows does, for several k, as it is recorded."""
+    found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), rows, RECALL_KS)
+    return {str(k): recall for k, recall in found.items()}
 
 
 def nearest(

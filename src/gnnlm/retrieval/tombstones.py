@@ -16,7 +16,7 @@ from gnnlm.retrieval.neighbours import Neighbours
 from gnnlm.retrieval.segmented import SegmentedIndex
 
 
-class LiveIndex:
+class TombstonedIndex:
     """The index of a segment, without the rows of removed documents; k of the others are found all the same."""
 
     def __init__(self, index: Index, live_P: Tensor, rows: int) -> None:
@@ -56,11 +56,11 @@ def without_removed(whole: SegmentedIndex, live: Sequence[Tensor | None], rows: 
     def opened(number: int) -> Index:
         live_P = live[number]
         index = whole.segment(number)
-        return index if live_P is None else LiveIndex(index, live_P, rows[number])
+        return index if live_P is None else TombstonedIndex(index, live_P, rows[number])
 
     def assign(index: Index, keys_ND: Tensor) -> Any:
         """By the index that is asked: the first segment may be held by another process."""
         assert whole.assign is not None
-        return whole.assign(index.whole if isinstance(index, LiveIndex) else index, keys_ND)
+        return whole.assign(index.whole if isinstance(index, TombstonedIndex) else index, keys_ND)
 
     return SegmentedIndex(whole.bases, rows, whole.metric, opened, None if whole.assign is None else assign)

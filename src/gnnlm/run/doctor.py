@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Artifact, files_of
+from gnnlm.artifact import Artifact
 from gnnlm.errors import ArtifactError, GnnlmError, LimitError
 from gnnlm.generation import Generation, pinned
 from gnnlm.generation.current import CURRENT
 from gnnlm.layout import SEGMENTS
 from gnnlm.progress import Track, say
-from gnnlm.retrieval.index import Rows, key_file, keys_of, live_rows
+from gnnlm.retrieval.index import Rows, keys_of, live_rows, segment_keys
 from gnnlm.retrieval.index_recall import RECALL_KS, nearest, recall_of_index
 from gnnlm.retrieval.segmented import SegmentedIndex
 from gnnlm.run.leftovers import erased_segments, unserved_texts
@@ -188,7 +188,7 @@ def check_keys(checkup: Checkup) -> None:
         return
     assert isinstance(index, SegmentedIndex)
     for number, (segment, live) in enumerate(zip(stream.segments, parts.live, strict=True)):
-        keys, own = files_of(encoded, "train.")[number].array(key_file(encoded)), live_rows(segment, [live])
+        keys, own = segment_keys(encoded, number), live_rows(segment, [live])
         if not len(own):
             continue
         drawn = np.sort(np.random.default_rng(number).permutation(len(own))[:OWN_ROWS])
@@ -225,7 +225,7 @@ def check_recall(checkup: Checkup) -> None:
         found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), live_rows(stream, parts.live), RECALL_KS)
         track.advance(1)
         for number, (segment, live) in enumerate(zip(stream.segments, parts.live, strict=True)):
-            keys, rows = files_of(encoded, "train.")[number].array(key_file(encoded)), live_rows(segment, [live])
+            keys, rows = segment_keys(encoded, number), live_rows(segment, [live])
             nothing = dict.fromkeys(RECALL_KS, 1.0)  # there is none to be missed
             one = recall_of_index(index.segment(number), keys_ND, keys, rows, RECALL_KS) if len(rows) else nothing
             segments.append(one)

@@ -23,7 +23,8 @@ from gnnlm.generation import Generation
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import LABELS, MIXED, Predictor, perplexity
 from gnnlm.predict.split_scoring import Scored, SearchedText, score_surely
-from gnnlm.retrieval.index import checked_keys, checked_recall, keys_of, live_rows
+from gnnlm.retrieval.index import keys_of, live_rows
+from gnnlm.retrieval.index_recall import checked_keys, checked_recall
 from gnnlm.retrieval.search import search_table
 from gnnlm.run.serving import Serving, without_overlap
 

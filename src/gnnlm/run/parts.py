@@ -28,7 +28,8 @@ from gnnlm.predict.predictor import Predictor
 from gnnlm.predict.split_scoring import SearchedText
 from gnnlm.predict.window_cache import WindowCache, open_cache
 from gnnlm.progress import say
-from gnnlm.retrieval.index import Ids, Index, keys_of, open_index
+from gnnlm.retrieval.index import Ids, Index, keys_of
+from gnnlm.retrieval.open_index import open_index
 from gnnlm.retrieval.search import LeakageRule, Queries, open_table
 from gnnlm.retrieval.segmented import SegmentedIndex, SpreadIndex
 from gnnlm.run.inputs import READ

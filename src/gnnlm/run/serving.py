@@ -24,7 +24,8 @@ from gnnlm.gnn.model import GnnModel
 from gnnlm.layout import SEGMENTS
 from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.head import Head
-from gnnlm.retrieval.index import Ids, Index, open_index
+from gnnlm.retrieval.index import Ids, Index
+from gnnlm.retrieval.open_index import open_index
 from gnnlm.retrieval.segmented import SegmentedIndex
 from gnnlm.retrieval.tombstones import without_removed
 from gnnlm.run.parts import Parts

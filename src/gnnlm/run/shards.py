@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnlm.artifact import draft_path, files_of, joined
+from gnnlm.artifact import draft_path, joined
 from gnnlm.config import load_config
 from gnnlm.engine import MISSING, Place, Work
 from gnnlm.errors import ModelError
@@ -97,7 +97,7 @@ def _encode(run: Run, _: str) -> Work:
 def _quantizer(run: Run, _: str) -> Work:
     from gnnlm.datastore.codec import learn_quantizer
 
-    states = joined([files.array("states.npy") for files in files_of(run.artifact("encode"), "train.")])
+    states = joined([part.array("states.npy") for part in run.artifact("encode").parts])
     return partial(learn_quantizer, states, run.config.codec, run.config.seed)
 
 
@@ -107,7 +107,7 @@ def _codes(run: Run, stage: str) -> Work:
     from gnnlm.datastore.codec import QUANTIZER, codes_work
     from gnnlm.datastore.quantize import Quantizer
 
-    segments = [files.array("states.npy") for files in files_of(run.artifact("encode"), "train.")]
+    segments = [part.array("states.npy") for part in run.artifact("encode").parts]
     return codes_work(Quantizer.from_tensors(load_file(_drafted(run, stage) / QUANTIZER)), segments)
 
 

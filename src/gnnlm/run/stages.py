@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gnnlm.artifact import Artifact, Draft, files_of
+from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import SCRATCH, LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.progress import say, warn
@@ -127,7 +127,7 @@ def _build_codec(run: Run, draft: Draft) -> Artifact:
 
 
 def _build_index(run: Run, draft: Draft) -> Artifact:
-    from gnnlm.retrieval.index import build_index
+    from gnnlm.retrieval.index_stage import build_index
 
     config, parts = run.config, run.parts
     encoded, train = parts.artifact("encode"), parts.streams["train"]
@@ -181,7 +181,7 @@ def _build_cache(run: Run, draft: Draft) -> Artifact:
     positions = torch.arange(min(TRIAL_TOKENS, len(valid.text)))[None]
     trial = Trial(valid.context(positions), valid.table.at(positions, run.graph_k))
     encoded, codec = parts.artifact("encode"), parts.artifact("codec")
-    states = [files.artifact.fingerprint for files in files_of(encoded, "train.")]
+    states = [part.fingerprint for part in encoded.parts]
     coded = codec.facts["kind"] != "fp16"
     codes = [part.fingerprint for part in codec.parts or (codec,)] if coded else [None] * len(states)
     made_from = [cached_from(run, one, other) for one, other in zip(states, codes, strict=True)]

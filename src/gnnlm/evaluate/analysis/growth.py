@@ -28,7 +28,8 @@ from gnnlm.predict.bootstrap import Floats, Ints
 from gnnlm.predict.predictor import LABELS
 from gnnlm.predict.predictor import perplexity as perplexity_of
 from gnnlm.predict.split_scoring import score_text
-from gnnlm.retrieval.index import Allowed, Index, keys_of, open_exact
+from gnnlm.retrieval.index import Allowed, Index, keys_of
+from gnnlm.retrieval.open_index import open_exact
 from gnnlm.retrieval.search import search_table
 
 SHARES = (64, 32, 16, 8, 4, 2, 1)  # one part in so many

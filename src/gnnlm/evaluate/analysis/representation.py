@@ -26,7 +26,8 @@ from gnnlm.predict.bootstrap import Floats
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.split_scoring import Scored, SearchedText
 from gnnlm.retrieval.exact import ExactIndex
-from gnnlm.retrieval.index import Index, Rows, as_keys, keys_of, open_exact
+from gnnlm.retrieval.index import Index, Rows, as_keys, keys_of
+from gnnlm.retrieval.open_index import open_exact
 from gnnlm.retrieval.search import search_table
 
 PAPER = {"base/base": 14.82, "base/gnn": 15.16, "gnn/base": 14.97, "gnn/gnn": 14.76}  # query/key, WikiText-103

@@ -18,8 +18,9 @@ from gnnlm.predict.predictor import LABELS
 from gnnlm.predict.predictor import perplexity as perplexity_of
 from gnnlm.predict.split_scoring import score_text
 from gnnlm.progress import Track
-from gnnlm.retrieval.index import Index, keys_of, open_exact
+from gnnlm.retrieval.index import Index, keys_of
 from gnnlm.retrieval.index_recall import recall_ks, recall_of
+from gnnlm.retrieval.open_index import open_exact
 from gnnlm.retrieval.search import search_table
 
 QUERIES = 2000  # test positions whose neighbours are compared, at most
