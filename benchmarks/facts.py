@@ -57,7 +57,8 @@ from learners import (
 )
 
 from gnnlm.config import load_config
-from gnnlm.corpus.stream import Stream, TokenizedDocument
+from gnnlm.corpus.document import TokenizedDocument
+from gnnlm.corpus.stream import Stream
 from gnnlm.errors import CorpusError
 from gnnlm.evaluate.context_retrieval import Setting
 from gnnlm.predict.bootstrap import Floats, Ints, bootstrap_means, change_interval
@@ -184,9 +185,7 @@ def candidates(number: int, document: TokenizedDocument) -> Iterator[Fact]:
 
 def choose(run: Run, documents: Sequence[TokenizedDocument], others: Sequence[Ids], given: Any) -> list[Fact]:
     """The facts: see the beginning of this file."""
-    stored = Counter(
-        word for document in run.parts.streams["train"].documents for word in WORD.findall(document["text"])
-    )
+    stored = Counter(word for document in run.parts.streams["train"].documents for word in WORD.findall(document.text))
     elsewhere = " ".join(run.parts.lm.detokenize(ids) for ids in others)
     found = [fact for number, document in enumerate(documents) for fact in candidates(number, document)]
     found = [fact for fact in found if stored[fact.word] <= given.rare and fact.word not in elsewhere]

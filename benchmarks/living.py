@@ -73,7 +73,7 @@ def _texts(run: Run, tokens: int) -> dict[str, str]:
     stream, found, count = run.parts.streams["valid"], dict[str, str](), 0
     for number, name in enumerate(stream.names):
         if count < tokens:
-            found[f"added/{name}"] = stream.documents[number]["text"]
+            found[f"added/{name}"] = stream.documents[number].text
             count += len(stream.tokenized(number).tokens)
     return found
 

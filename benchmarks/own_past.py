@@ -41,7 +41,7 @@ def documents(run: Run, files: list[str]) -> Iterator[tuple[str, str]]:
     stream = run.parts.streams["test"]
     whole = dict(python_texts()) if run.config.corpus.source == "python-docs" else {}
     for document in stream.documents:
-        yield document["name"], whole.get(document["name"], document["text"])
+        yield document.name, whole.get(document.name, document.text)
 
 
 def long_texts(model: OpenBook, texts: Iterator[tuple[str, str]], most: int, count: int) -> list[list[int]]:

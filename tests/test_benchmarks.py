@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gnnlm.config import load_config
-from gnnlm.corpus.stream import TokenizedDocument
+from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.run import Run
 from tests.cli import Process, finished
 

@@ -33,7 +33,7 @@ def book(tiny_run: Run) -> Book:
 
 @pytest.fixture(scope="module")
 def text(tiny_run: Run) -> str:
-    return str(tiny_run.parts.streams["test"].documents[0]["text"])[:300]
+    return str(tiny_run.parts.streams["test"].documents[0].text)[:300]
 
 
 def test_report(tiny_run: Run) -> None:
@@ -53,7 +53,7 @@ def test_report(tiny_run: Run) -> None:
 
 def test_saved_scores_are_what_the_book_says(tiny_run: Run, book: Book) -> None:
     stream = tiny_run.parts.streams["test"]
-    document = stream.documents[0]["text"]
+    document = stream.documents[0].text
     scores = book.score(document)
     length = int(stream.starts[1]) - 1
     assert "".join(scores.tokens) == document

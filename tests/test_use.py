@@ -18,7 +18,7 @@ from tests.cli import Process, error_line, finished, gnnlm
 @pytest.fixture
 def text(tiny_run: Run, tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_text(tiny_run.parts.streams["test"].documents[0]["text"][:40], encoding="utf-8")
+    path.write_text(tiny_run.parts.streams["test"].documents[0].text[:40], encoding="utf-8")
     return path
 
 

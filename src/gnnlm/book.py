@@ -12,7 +12,7 @@ import torch
 
 from gnnlm.answers import Attention, DocumentText, Floats, Neighbour, Next, Scores, StoredDocument
 from gnnlm.config import load_config
-from gnnlm.corpus.stream import TokenizedDocument
+from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.datastore.filter import Names, open_documents
 from gnnlm.engine import HERE, Engine
 from gnnlm.errors import ConfigError, CorpusError

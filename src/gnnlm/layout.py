@@ -21,6 +21,15 @@ def run_of(path: Path) -> Path:
     return root.parents[1] if _is_refit(root) else root
 
 
+def part_name(number: int, kind: str) -> str:
+    """Return where a part of a segment lies in the run directory.
+
+    >>> part_name(3, "states")
+    'segments/0003/states'
+    """
+    return f"{SEGMENTS}/{number:04d}/{kind}"
+
+
 def is_refitted(path: Path) -> bool:
     """Return whether an artifact, or a part of one, belongs to a refit."""
     return _is_refit(path.parent) or _is_refit(path.parent.parent.parent)

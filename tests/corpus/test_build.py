@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CorpusConfig
 from gnnlm.corpus.build import build_corpus, even_length, split_documents
-from gnnlm.corpus.overlap import Overlap, Seen, paragraphs
-from gnnlm.corpus.sources import Document
+from gnnlm.corpus.document import Document
+from gnnlm.corpus.overlap import Overlap, SeenText, paragraphs
 from gnnlm.corpus.stream import END, Stream
 from gnnlm.corpus.windows import plan_windows, window_start
 from gnnlm.errors import CorpusError
@@ -106,7 +106,7 @@ def test_even_length_is_the_least_that_fills_the_limit(lengths: list[int], limit
 
 
 def test_paragraph_goes_when_half_of_its_ngrams_are_known() -> None:
-    seen = Seen(3)
+    seen = SeenText(3)
     seen.add("a b c d e f")  # abc bcd cde def
     overlap = Overlap()
     text = "a b c d x y\n\nx y z\n\na b c x y\n\na b"
@@ -117,7 +117,7 @@ def test_paragraph_goes_when_half_of_its_ngrams_are_known() -> None:
 
 @given(st.text(alphabet="ab \n", max_size=40))
 def test_cleaning_nothing_changes_nothing(text: str) -> None:
-    assert Seen(2).clean(text, 0.5, Overlap()) == text
+    assert SeenText(2).clean(text, 0.5, Overlap()) == text
     assert all(p.strip() for p in paragraphs(text))
 
 
@@ -131,7 +131,7 @@ def test_test_text_that_stands_in_train_is_dropped(tmp_path: Path) -> None:
     paths = {split: str(tmp_path / f"{split}.txt") for split in ("train", "valid", "test")}
     made = build(tmp_path, source=None, **paths)
     stream = Stream(made, "test")
-    assert stream.documents[0]["text"] == "fresh words that only this split has to show"
+    assert stream.documents[0].text == "fresh words that only this split has to show"
     assert made.facts["test"]["overlap"]["repeated_paragraphs"] == 1
     assert made.facts["test"]["overlap"]["remaining_ngram_overlap"] == 0
     assert stream.tokens[-1] == END
@@ -164,8 +164,8 @@ def test_budgets_and_offsets(tmp_path: Path, text_dir: Path) -> None:
     assert lengths.max() == 400
     for number, document in enumerate(train.documents):
         start, end = int(train.starts[number]), int(train.starts[number + 1]) - 1
-        assert train.text_between(start, end) == document["text"]
-        original = (text_dir / document["name"]).read_text()
-        assert original.startswith(document["text"])
+        assert train.text_between(start, end) == document.text
+        original = (text_dir / document.name).read_text()
+        assert original.startswith(document.text)
     place = train.passage(int(train.starts[1]) + 5, left=3, right=2)
-    assert place.before + place.token + place.after == train.documents[1]["text"][2:8]
+    assert place.before + place.token + place.after == train.documents[1].text[2:8]

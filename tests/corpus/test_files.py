@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from gnnlm.config import CorpusConfig
-from gnnlm.corpus import stream
+from gnnlm.corpus import text_writer
 from gnnlm.corpus.build import read_splits, text_fingerprint
+from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.corpus.python_docs import _docstrings
 from gnnlm.corpus.sources import check_text, read_documents, source_fingerprint
-from gnnlm.corpus.stream import SplitWriter, TokenizedDocument
 from gnnlm.corpus.text_files import cited, find_files, list_files
+from gnnlm.corpus.text_writer import SplitWriter
 from gnnlm.corpus.vocabulary import ByteVocabulary, WordVocabulary, load_vocabulary
 from gnnlm.errors import CorpusError, ModelError
 
@@ -298,7 +299,7 @@ def test_a_jsonl_that_is_not_one(tmp_path: Path) -> None:
 def test_a_document_too_long_for_its_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gnnlm.artifact import Draft
 
-    monkeypatch.setattr(stream, "LONGEST", 3)
+    monkeypatch.setattr(text_writer, "LONGEST", 3)
     with Draft(tmp_path / "corpus", "corpus", {}) as draft:
         writer = SplitWriter(draft, "train", 10)
         writer.add(TokenizedDocument("a", "abc", [1], [0]))

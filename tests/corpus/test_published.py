@@ -60,7 +60,7 @@ def test_wikitext(wikitext: Path, tmp_path: Path) -> None:
     vocabulary = load_vocabulary(made.path)
     assert isinstance(vocabulary, WordVocabulary)
     stream = Stream(made, "train")
-    assert [d["name"] for d in stream.documents] == ["Robert <unk>", "Manila"]
+    assert [d.name for d in stream.documents] == ["Robert <unk>", "Manila"]
     tokens = np.asarray(stream.tokens)
     assert stream.token_count == len(ARTICLES.split()) + ARTICLES.count("\n") == made.facts["train"]["tokens"]
     words = [vocabulary.piece(t) for t in tokens if t != END]
@@ -180,7 +180,7 @@ def test_enwik8(enwik8: Path, tmp_path: Path, packed: str) -> None:
         read += bytes(vocabulary.values[t] for t in tokens if t != END)
         assert made.facts[split]["bytes"] == made.facts[split]["tokens"] == (tokens != END).sum()
     assert read == PAGES
-    assert Stream(made, "train").documents[1]["name"] == "T0"
+    assert Stream(made, "train").documents[1].name == "T0"
 
 
 def test_enwik8_that_is_not_is_refused(enwik8: Path) -> None:
@@ -257,7 +257,7 @@ def test_lines_as_documents(tmp_path: Path) -> None:
         overlap="count",
     )
     assert sum(made.facts[split]["documents"] for split in ("train", "valid", "test")) == 40
-    names = [d["name"] for d in Stream(made, "train").documents]
+    names = [d.name for d in Stream(made, "train").documents]
     assert all(name.startswith("shard.txt:") for name in names)
     assert made.facts["test"]["overlap"]["repeats_were"] == "kept"
 
@@ -332,7 +332,7 @@ def test_datasets(tmp_path: Path) -> None:
     whole = datasets.DatasetDict({name: datasets.Dataset.from_dict(rows) for name in ("train", "validation", "test")})
     whole.save_to_disk(str(tmp_path / "saved"))
     made = build_with_lm(tmp_path, dataset=str(tmp_path / "saved"), text_column="body", source=None, overlap="count")
-    assert [d["name"] for d in Stream(made, "train").documents] == ["train:A", "train:B"]
+    assert [d.name for d in Stream(made, "train").documents] == ["train:A", "train:B"]
     assert made.facts["valid"]["documents"] == 2
     with pytest.raises(CorpusError, match=r"set corpus\.text_column to one of title, body"):
         build_with_lm(tmp_path / "x", dataset=str(tmp_path / "saved"), source=None)

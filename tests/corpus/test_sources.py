@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gnnlm.corpus.sources import Document, read_documents, source_fingerprint
+from gnnlm.corpus.document import Document
+from gnnlm.corpus.sources import read_documents, source_fingerprint
 from gnnlm.errors import CorpusError
 
 

@@ -109,7 +109,7 @@ def test_a_continuous_text_is_read_across_segments(write_config: WriteConfig, tm
 
 def test_a_book_reads_from_all_segments(several: Run) -> None:
     book = package.open(several.root)
-    text = several.parts.streams["train"].documents[-1]["text"][:60]
+    text = several.parts.streams["train"].documents[-1].text[:60]
     found = book.neighbors(text, k=4)
     assert any(near.document == several.parts.streams["train"].names[-1] for line in found for near in line)
     only = several.parts.streams["train"].names[0]

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnlm.corpus.document import Document
 from gnnlm.datastore.filter import open_documents
 from gnnlm.datastore.store import Segment, Store
 from gnnlm.errors import CorpusError
@@ -51,24 +52,22 @@ def test_several_segments_read_as_one(lengths: list[list[int]], data: st.DataObj
 
 
 def test_a_citation_reads_one_document(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gnnlm.corpus.stream import Documents
-
     store = tiny_run.parts.store
     stream, read = tiny_run.parts.streams["train"], list[int]()
 
-    def counted(number: int) -> dict[str, str]:
+    def counted(number: int) -> Document:
         read.append(number)
-        return Documents._read_line(stream.documents, number)
+        return stream.documents._read_document(number)
 
     monkeypatch.setattr(stream.documents, "_read", counted)
     position = int(stream.starts[2]) + 5
     passage = store.passage(position, 4, 3)
     assert set(read) == {2}
-    text = stream.documents[2]["text"]
+    text = stream.documents[2].text
     assert passage.before + passage.token + passage.after == text[1:9]
     assert passage.document == store.names[2]
     assert store.characters(position) == (5, 6)
-    assert store.names == [document["name"] for document in stream.documents]
+    assert store.names == [document.name for document in stream.documents]
 
 
 def test_few_bytes_a_position(tiny_run: Run) -> None:

@@ -77,7 +77,7 @@ def test_rolling_log_likelihoods_are_those_of_gnnlm_eval(tiny_run: Run, book: Bo
     stream, scored = tiny_run.parts.streams["test"], tiny_run.artifact("eval")
     tokens = np.asarray(stream.tokens)
     document = stream.document_of(np.flatnonzero(tokens >= 0))
-    texts = [document["text"] for document in stream.documents]
+    texts = [document.text for document in stream.documents]
     assert max(len(book.model.lm.tokenize(text)[0]) for text in texts) > 2 * book.model.reading.window
     for name in book.predictors:
         found = OpenBookLM(book, name).loglikelihood_rolling(requests(*((text,) for text in texts)))

@@ -185,7 +185,7 @@ def test_text_that_other_documents_have_too_is_not_taken_for_it(root: Path) -> N
     library = Library(root)
     shared = make_text(1)
     library.add_texts({"one": shared, "two": shared + make_text(2)})
-    held_out = library.run.parts.streams["valid"].documents[0]["text"]
+    held_out = library.run.parts.streams["valid"].documents[0].text
     library.add_texts({"valid": held_out})
     library.remove(["one", "valid"])
     change = erased(library)
@@ -220,7 +220,7 @@ def test_erased_segments_leave_the_stages_done_and_say_so_when_they_are_read(roo
     assert len(gnnlm.open(root.parent / "copy").documents) == 7
     run = Run(load_config(root))  # the corpus is still there: building it again brings its text back
     run.build("corpus", rebuild=True)
-    assert holding(root, run.parts.streams["train"].documents[0]["text"].splitlines()[0].encode())
+    assert holding(root, run.parts.streams["train"].documents[0].text.splitlines()[0].encode())
 
 
 def test_a_store_whose_base_was_erased_goes_on_changing(root: Path, write: Callable[..., Path]) -> None:

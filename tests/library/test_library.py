@@ -321,7 +321,7 @@ def test_texts_of_a_batch_have_filters_of_their_own(root: Path, library: Library
 
 
 def test_text_of_valid_or_test_is_reported(root: Path, library: Library) -> None:
-    test = Run(load_config(root), reading=True).parts.streams["test"].documents[0]["text"]
+    test = Run(load_config(root), reading=True).parts.streams["test"].documents[0].text
     change = library.add_texts({"leak": make_text(1) + "\n" + test, "clean": make_text(2)})
     assert change.overlapping == ("leak",)
     (segment,) = [each for each in library.history()[-1].segments if each.is_added]
@@ -339,12 +339,12 @@ def test_the_current_generation_is_evaluated_without_what_overlaps(root: Path, l
     for name, value in built.perplexity.items():
         assert value == pytest.approx(report[name]["ppl"], rel=1e-4)
     test = Run(load_config(root), reading=True).parts.streams["test"].documents
-    library.add_texts({f"leak {number}": test[number]["text"] for number in range(len(test))})
+    library.add_texts({f"leak {number}": test[number].text for number in range(len(test))})
     leaked = library.evaluate()
     assert (leaked.generation, leaked.left_out) == (1, tuple(f"leak {number}" for number in range(len(test))))
     assert leaked.perplexity == pytest.approx(built.perplexity, rel=1e-4)
     book = gnnlm.open(root)
-    assert book.score(test[0]["text"], predictors=["knn"]).perplexity() < 0.5 * built.perplexity["knn"]
+    assert book.score(test[0].text, predictors=["knn"]).perplexity() < 0.5 * built.perplexity["knn"]
     library.add_texts({"other": make_text(1)})
     library.remove(library.documents()[0].name)
     assert library.evaluate().perplexity["knn"] != pytest.approx(built.perplexity["knn"], rel=1e-6)

@@ -150,7 +150,7 @@ def test_text_of_valid_takes_no_part(changed: Library) -> None:
     """A store with a document of valid would look far better on valid than it is."""
     changed.refit("mix")
     without = served(changed.run.root).artifact("tune").facts
-    valid = changed.run.parts.streams["valid"].documents[0]["text"]
+    valid = changed.run.parts.streams["valid"].documents[0].text
     assert changed.add_texts({"leak": valid}).overlapping == ("leak",)
     assert changed.refit("mix").stages == ("tune",)
     found = served(changed.run.root).artifact("tune").facts

@@ -211,7 +211,7 @@ def book(tiny_run: Run) -> Book:
 
 @pytest.fixture(scope="module")
 def document(tiny_run: Run) -> str:
-    return str(tiny_run.parts.streams["test"].documents[0]["text"])
+    return str(tiny_run.parts.streams["test"].documents[0].text)
 
 
 def test_only_the_predictors_asked_for(book: Book, document: str) -> None:
@@ -278,7 +278,7 @@ def test_filters(book: Book, tiny_run: Run, document: str) -> None:
     base = book.score(text, predictors=["base"])
     np.testing.assert_allclose(without.base, base.base, atol=1e-6)
     np.testing.assert_allclose(without.knn, base.base, atol=1e-6)  # nothing to look up: the base model
-    stored = tiny_run.parts.streams["train"].documents[0]["text"][:60]
+    stored = tiny_run.parts.streams["train"].documents[0].text[:60]
     own = book.score(stored)
     assert own.perplexity("knn") < book.score(stored, exclude=names[0]).perplexity("knn")
 
@@ -313,7 +313,7 @@ def test_a_book_without_a_network(tiny_values: dict[str, Any], tiny_run: Run, tm
     want, _ = score_text(tiny_run.parts.predictor, text, 64, "score", wanted)
     for name in wanted:
         np.testing.assert_allclose(saved[name], want[name], atol=1e-4)
-    document = tiny_run.parts.streams["test"].documents[0]["text"][:50]
+    document = tiny_run.parts.streams["test"].documents[0].text[:50]
     assert set(plain.score(document).log_probs) == set(wanted)
     assert set(plain.next(document).log_probs) == set(wanted)
     with pytest.raises(GnnlmError, match="needs a graph network"):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from gnnlm.corpus.stream import TokenizedDocument
+from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.corpus.windows import plan_windows
 from gnnlm.graph.batch import Context
 from gnnlm.predict.attach import attached

@@ -20,10 +20,10 @@ from gnnlm.retrieval import search as search_module
 from gnnlm.retrieval.faiss_index import FaissIndex
 from gnnlm.retrieval.index import Allowed, Rows, keys_of
 from gnnlm.retrieval.index_recall import recall_of
-from gnnlm.retrieval.ivf_scan import Lists
+from gnnlm.retrieval.ivf_scan import InvertedLists
 from gnnlm.retrieval.open_index import open_exact
 from gnnlm.retrieval.segmented import SegmentedIndex
-from gnnlm.retrieval.top_k import SPACE, Nearest
+from gnnlm.retrieval.top_k import SPACE, NearestRows
 from gnnlm.run import Run
 from tests.conftest import merge
 
@@ -55,7 +55,7 @@ def test_the_nearest(data: st.DataObject, k: int, rows: int, barred: bool) -> No
     low, high = rng.integers(60, size=4), rng.integers(60, size=4)
     wanted: list[list[tuple[float, int]]] = [[] for _ in range(4)]
     with SPACE.lock:
-        kept = Nearest(4, k, rows, (low, high) if barred else None)
+        kept = NearestRows(4, k, rows, (low, high) if barred else None)
         for first in range(0, 60, rows):
             positions = np.arange(first, min(first + rows, 60), dtype=np.int32)[::-1].copy()
             lines = np.flatnonzero(rng.random(4) < 0.8)
@@ -76,7 +76,7 @@ def test_the_nearest(data: st.DataObject, k: int, rows: int, barred: bool) -> No
 def test_lists_are_searched_as_faiss_does(factory: str, keys: Any) -> None:
     """The same rows at the same distances, from the same lists, however the queries are cut."""
     index, queries = built(factory, keys), keys[::7] + np.float32(0.1)
-    found = Lists.of(index, as_one_document(keys))
+    found = InvertedLists.of(index, as_one_document(keys))
     assert found is not None
     for probes in (1, 3, 8):
         faiss.extract_index_ivf(index).nprobe = probes
@@ -98,7 +98,7 @@ def test_lists_are_searched_as_faiss_does(factory: str, keys: Any) -> None:
 def test_filters_apply_inside(data: st.DataObject, keys: Any) -> None:
     """What a loop finds among the rows that are open and not barred."""
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    found = Lists.of(built("IVF8,Flat", keys), as_one_document(keys))
+    found = InvertedLists.of(built("IVF8,Flat", keys), as_one_document(keys))
     assert found is not None
     queries, k = keys[rng.integers(ROWS, size=5)], data.draw(st.integers(1, ROWS))
     low = rng.integers(ROWS, size=5)
@@ -141,7 +141,7 @@ def test_few_queries_find_what_many_find(factory: str, rule: str, keys: Any, mon
 
 def test_what_faiss_packs_for_itself_is_left_to_it(keys: Any) -> None:
     for factory in ("IVF8,PQ8x4fs", "IVF8,RaBitQ", "HNSW8", "Flat"):
-        assert Lists.of(built(factory, keys), as_one_document(keys)) is None
+        assert InvertedLists.of(built(factory, keys), as_one_document(keys)) is None
 
 
 # -- every kind, over several segments -----------------------------------------------------------------------------
@@ -208,13 +208,13 @@ def test_queries_are_assigned_once(in_segments: Run, tmp_path: Path, monkeypatch
     monkeypatch.setattr(faiss_index, "WORTH", 0)
     run = searched(in_segments, tmp_path / "run", index={"kind": "ivf", "probes": 3})
     keys_ND, asked = torch.from_numpy(np.array(keys_of(run.artifact("encode"), "valid")[:9])), []
-    assign = Lists.assign
+    assign = InvertedLists.assign
 
-    def counted(self: Lists, *given: Any) -> Any:
+    def counted(self: InvertedLists, *given: Any) -> Any:
         asked.append(self)
         return assign(self, *given)
 
-    monkeypatch.setattr(Lists, "assign", counted)
+    monkeypatch.setattr(InvertedLists, "assign", counted)
     index = run.parts.index
     assert isinstance(index, SegmentedIndex)
     found = index.search(keys_ND, 12)

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 from gnnlm.artifact import Draft
-from gnnlm.corpus.stream import SplitWriter, Stream, TokenizedDocument
+from gnnlm.corpus.stream import Stream
+from gnnlm.corpus.text_writer import SplitWriter
+from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.retrieval.index import Rows
 from gnnlm.retrieval.search import LeakageRule, Queries
 

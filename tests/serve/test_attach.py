@@ -21,7 +21,7 @@ from tests.serve.test_lookup import ask
 
 @pytest.fixture(scope="module")
 def text(tiny_run: Run) -> str:
-    return str(tiny_run.parts.streams["test"].documents[1]["text"])
+    return str(tiny_run.parts.streams["test"].documents[1].text)
 
 
 def notes(text: str, name: str = "notes.txt") -> list[dict[str, str]]:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gnnlm.corpus.sources import Document, Documents
+from gnnlm.corpus.document import Document, DocumentCollection, SplitDocuments
+from gnnlm.corpus.hub import hub_lines
 from gnnlm.corpus.stream import SPLITS
 from gnnlm.corpus.text_files import read_bytes, reason_of
 from gnnlm.corpus.vocabulary import WORD
@@ -70,7 +71,7 @@ HUB = {  # on the hub: repository, configuration, and whether only the hub's con
 }
 
 
-def read_benchmark(name: str, folder: Path | None, files: dict[str, Path] | None = None) -> dict[str, Documents]:
+def read_benchmark(name: str, folder: Path | None, files: dict[str, Path] | None = None) -> SplitDocuments:
     """The splits of a benchmark: from a folder of official files, from one file per split, or from the hub."""
     benchmark = BENCHMARKS[name]
     if name == "enwik8":
@@ -88,7 +89,7 @@ def read_benchmark(name: str, folder: Path | None, files: dict[str, Path] | None
         counted = _count(lines, split_up)
         if files is None:
             _compare(benchmark, split, number, counted)
-        made[split] = Documents(counted.documents, partial(_split, split_up, lines))
+        made[split] = DocumentCollection(counted.documents, partial(_split, split_up, lines))
     return made
 
 
@@ -107,7 +108,7 @@ def benchmark_fingerprint(name: str, files: dict[str, Path] | None) -> str:
 
 
 @dataclass
-class _Counted:
+class _TextCounts:
     documents: int = 0
     lines: int = 0
     tokens: int = 0
@@ -117,8 +118,8 @@ def _split(split_up: Callable[[Iterator[str]], Iterator[Document]], lines: Lines
     return split_up(lines())
 
 
-def _count(lines: Lines, split_up: Callable[[Iterator[str]], Iterator[Document]]) -> _Counted:
-    counted = _Counted()
+def _count(lines: Lines, split_up: Callable[[Iterator[str]], Iterator[Document]]) -> _TextCounts:
+    counted = _TextCounts()
     for document in split_up(lines()):
         counted.documents += 1
         counted.lines += document.text.count("\n") + 1
@@ -127,7 +128,7 @@ def _count(lines: Lines, split_up: Callable[[Iterator[str]], Iterator[Document]]
     return counted
 
 
-def _compare(benchmark: Benchmark, split: str, number: int, counted: _Counted) -> None:
+def _compare(benchmark: Benchmark, split: str, number: int, counted: _TextCounts) -> None:
     published = {"tokens, <eos> included": (benchmark.tokens[number], counted.tokens)}
     if benchmark.sentences is not None:
         published["lines"] = benchmark.sentences[number], counted.lines
@@ -214,8 +215,6 @@ def _one_billion_word(folder: Path) -> dict[str, list[Path]]:
 
 
 def _hub_lines(name: str, split: str) -> Lines:
-    from gnnlm.corpus.hub import hub_lines
-
     sentences = BENCHMARKS[name].sentences
     if sentences is None:
         return hub_lines(name, *HUB[name], {"valid": "validation"}.get(split, split))
@@ -227,7 +226,7 @@ def _hub_lines(name: str, split: str) -> Lines:
 # -- bytes ----------------------------------------------------------------------------------------------------------
 
 
-def _enwik8(folder: Path | None, files: dict[str, Path] | None) -> dict[str, Documents]:
+def _enwik8(folder: Path | None, files: dict[str, Path] | None) -> SplitDocuments:
     if files is not None:
         parts = {split: _unpacked(path) for split, path in files.items()}
     else:
@@ -244,7 +243,7 @@ def _enwik8(folder: Path | None, files: dict[str, Path] | None) -> dict[str, Doc
         parts = {split: data[starts[split] : ENWIK8_ENDS[split]] for split in SPLITS}
     made = {}
     for split, part in parts.items():
-        made[split] = Documents.listed(list(_pages(part)))
+        made[split] = DocumentCollection.of(list(_pages(part)))
     return made
 
 

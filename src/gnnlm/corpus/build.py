@@ -12,11 +12,13 @@ from typing import Any, Protocol
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import CorpusConfig, StoreConfig
 from gnnlm.corpus.benchmarks import BENCHMARKS, benchmark_fingerprint, read_benchmark
+from gnnlm.corpus.document import Document, DocumentCollection, SplitDocuments, Tokenize, TokenizedDocument
 from gnnlm.corpus.hub import dataset_fingerprint, read_dataset
-from gnnlm.corpus.overlap import Overlap, Seen
-from gnnlm.corpus.sources import PYTHON_DOCS, Document, Documents, read_documents, source_fingerprint
-from gnnlm.corpus.stream import SPLITS, SplitWriter, Tokenize, TokenizedDocument
+from gnnlm.corpus.overlap import Overlap, SeenText
+from gnnlm.corpus.sources import PYTHON_DOCS, read_documents, source_fingerprint
+from gnnlm.corpus.stream import SPLITS
 from gnnlm.corpus.text_files import expanded
+from gnnlm.corpus.text_writer import SplitWriter
 from gnnlm.corpus.vocabulary import FILE as VOCABULARY
 from gnnlm.corpus.vocabulary import WORD, ByteVocabulary, Vocabulary, WordVocabulary, cut_words
 from gnnlm.errors import CorpusError
@@ -45,7 +47,7 @@ def split_documents(documents: list[Document], config: CorpusConfig, seed: int) 
     return {"test": dealt[:test], "valid": dealt[test : test + valid], "train": dealt[test + valid :]}
 
 
-def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, Documents]:
+def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> SplitDocuments:
     """The documents of every split, from whatever source the config names."""
     splits = _read_splits(config, seed, leave_out)
     if config.tokens != "words" or config.is_benchmark:
@@ -53,16 +55,16 @@ def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, D
     return {split: _without_last_newline(documents) for split, documents in splits.items()}
 
 
-def _without_last_newline(documents: Documents) -> Documents:
+def _without_last_newline(documents: DocumentCollection) -> DocumentCollection:
     """In a corpus of words, a newline at the end of a text ends its last line and does not start another."""
 
     def opened() -> Iterator[Document]:
         return (Document(document.name, document.text.removesuffix("\n")) for document in documents)
 
-    return Documents(len(documents), opened)
+    return DocumentCollection(len(documents), opened)
 
 
-def _read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, Documents]:
+def _read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> SplitDocuments:
     folder = _folder_of(config)
     if config.dataset is not None:
         name = _dataset_name(config)
@@ -76,10 +78,10 @@ def _read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> dict[str, 
 
     files = _split_files(config)
     if files is not None:
-        return {split: Documents.listed(read(str(path))) for split, path in files.items()}
+        return {split: DocumentCollection.of(read(str(path))) for split, path in files.items()}
     assert config.source is not None
     dealt = split_documents(read(_place_of(config.source, folder)), config, seed)
-    return {split: Documents.listed(documents) for split, documents in dealt.items()}
+    return {split: DocumentCollection.of(documents) for split, documents in dealt.items()}
 
 
 def text_fingerprint(config: CorpusConfig, leave_out: Path) -> dict[str, str]:
@@ -149,14 +151,14 @@ class Tokenizer(Protocol):
     def tokenize(self, text: str) -> tuple[list[int], list[int]]: ...
 
 
-def make_vocabulary(config: CorpusConfig, splits: dict[str, Documents]) -> Vocabulary:
+def make_vocabulary(config: CorpusConfig, splits: SplitDocuments) -> Vocabulary:
     """The words of the part of train that the config uses; or the bytes of all splits, whole."""
     if config.tokens == "bytes":
         return ByteVocabulary.count(document.text for split in SPLITS for document in splits[split])
     return WordVocabulary.count(_texts_within(config, splits["train"]), config.min_count)
 
 
-def _texts_within(config: CorpusConfig, documents: Documents) -> Iterator[str]:
+def _texts_within(config: CorpusConfig, documents: DocumentCollection) -> Iterator[str]:
     """The texts of train up to its token limit, counted in words and line ends."""
     total = 0
     for document in documents:
@@ -195,7 +197,7 @@ def build_corpus(
         vocabulary.save(draft.file(VOCABULARY).parent)
         tokenizer, vocab_size = vocabulary, len(vocabulary)
         facts["vocabulary"] = {"kind": vocabulary.kind, "size": len(vocabulary)}
-    seen = None if config.overlap_rule == "skip" else Seen(config.overlap_ngram)
+    seen = None if config.overlap_rule == "skip" else SeenText(config.overlap_ngram)
     for split in SPLITS:
         writer = SplitWriter(draft, split, vocab_size, segment if split == "train" else None)
         made = _place(splits[split], config, seen, tokenizer.tokenize, writer, split)
@@ -231,19 +233,19 @@ def _warn_of_overlap(split: str, overlap: dict[str, float | int]) -> None:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _SplitResult:
     counts: dict[str, int]
     overlap: dict[str, Any] | None
 
 
 def _place(
-    documents: Documents,
+    documents: DocumentCollection,
     config: CorpusConfig,
-    seen: Seen | None,
+    seen: SeenText | None,
     tokenize: Tokenize,
     writer: SplitWriter,
     split: str,
-) -> _Placed:
+) -> _SplitResult:
     """Clean, cut, tokenize and write the documents of a split, up to its token limit."""
     overlap = Overlap()
     max_tokens = getattr(config, f"max_{split}_tokens")
@@ -288,7 +290,7 @@ def _place(
         )
     facts = None if seen is None else {**overlap.facts(), "repeats_were": "dropped" if drop else "kept"}
     counts = writer.finish()
-    return _Placed(counts if longest is None else {**counts, "cut_to": longest}, facts)
+    return _SplitResult(counts if longest is None else {**counts, "cut_to": longest}, facts)
 
 
 def up_to(documents: Iterator[TokenizedDocument], limit: int | None) -> Iterator[TokenizedDocument]:

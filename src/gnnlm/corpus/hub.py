@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gnnlm.corpus.sources import Document, Documents
+from gnnlm.corpus.document import Document, DocumentCollection, SplitDocuments
 from gnnlm.corpus.text_files import expanded
 from gnnlm.errors import CorpusError
 
@@ -47,7 +47,7 @@ def load_split(name: str, configuration: str | None, split: str, converted: bool
         ) from error
 
 
-def read_dataset(name: str, configuration: str | None, column: str, splits: dict[str, str]) -> dict[str, Documents]:
+def read_dataset(name: str, configuration: str | None, column: str, splits: dict[str, str]) -> SplitDocuments:
     """The rows of each split as documents."""
     made = {}
     for ours, theirs in splits.items():
@@ -62,7 +62,7 @@ def read_dataset(name: str, configuration: str | None, column: str, splits: dict
                 f"column {column!r} of dataset {name} does not hold text but {rows.features[column]}; set "
                 "corpus.text_column to one that does"
             )
-        made[ours] = Documents(len(rows), _documents(rows, column, theirs))
+        made[ours] = DocumentCollection(len(rows), _documents(rows, column, theirs))
     return made
 
 

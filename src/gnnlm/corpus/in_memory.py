@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.corpus.stream import END, TokenizedDocument, TokenStream
+from gnnlm.corpus.document import Document, TokenizedDocument
+from gnnlm.corpus.stream import END, TokenStream
 
 
 class MemoryStream(TokenStream):
@@ -38,8 +39,8 @@ class MemoryStream(TokenStream):
         return [document.name for document in self._documents]
 
     @cached_property
-    def documents(self) -> list[dict[str, str]]:
-        return [{"name": document.name, "text": document.text} for document in self._documents]
+    def documents(self) -> list[Document]:
+        return [Document(document.name, document.text) for document in self._documents]
 
     @cached_property
     def offsets(self) -> npt.NDArray[Any]:

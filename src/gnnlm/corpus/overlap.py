@@ -76,7 +76,7 @@ class Overlap:
 
 
 @dataclass
-class Seen:
+class SeenText:
     """The n-grams of the text that is already in a split."""
 
     n: int

@@ -8,43 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gnnlm.corpus.document import Document
 from gnnlm.corpus.python_docs import python_texts
 from gnnlm.corpus.text_files import Unreadable, cited, find_files, is_json_lines, list_files, read_bytes, read_text
 from gnnlm.errors import CorpusError
 from gnnlm.progress import say, warn
 
 PYTHON_DOCS = "python-docs"
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text with the name it is cited by."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Documents that can be read more than once, without holding them all in memory."""
-
-    count: int
-    open: Callable[[], Iterator[Document]]
-
-    @classmethod
-    def listed(cls, documents: list[Document]) -> Documents:
-        return cls(len(documents), lambda: iter(documents))
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[Document]:
-        return self.open()
 
 
 def read_documents(

@@ -8,59 +8,24 @@ The text that is looked up is cut into segments of whole documents, each written
 
 from __future__ import annotations
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.artifact import Artifact, Draft, Files, joined
-from gnnlm.errors import CorpusError
-from gnnlm.layout import SEGMENTS
+from gnnlm.artifact import Artifact, Files, joined
+from gnnlm.corpus.document import Document, TokenizedDocument
 
 END = -1
 TEXT = "text"  # the part of a segment that holds its documents
 SURROGATES = "surrogatepass"  # bytes of enwik8 that are not UTF-8 are half surrogate pairs in its text
-LONGEST = 2**31 - 1  # characters of a document: offsets are 32-bit numbers
 SPLITS = ("train", "valid", "test")
-Tokenize = Callable[[str], tuple[list[int], list[int]]]
-
-
-def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest signed type that holds every id and END.
-
-    >>> token_dtype(32768), token_dtype(49152)
-    (dtype('int16'), dtype('int32'))
-    """
-    return np.dtype(np.int16 if vocab_size <= 2**15 else np.int32 if vocab_size <= 2**31 else np.int64)
-
-
-@dataclass(frozen=True)
-class TokenizedDocument:
-    """A document with its token ids and the offset in the text at which each token starts."""
-
-    name: str
-    text: str
-    tokens: list[int]
-    offsets: list[int]
-
-    @classmethod
-    def make(cls, name: str, text: str, tokenize: Tokenize, limit: int | None) -> TokenizedDocument:
-        whole = cls(name, text, *tokenize(text))
-        return whole if limit is None else whole.cut(limit)
-
-    def cut(self, limit: int) -> TokenizedDocument:
-        """The document, or its beginning if it has more than `limit` tokens."""
-        if len(self.tokens) <= limit:
-            return self
-        text = self.text[: self.offsets[limit]]
-        return TokenizedDocument(self.name, text, self.tokens[:limit], self.offsets[:limit])
 
 
 @dataclass(frozen=True)
@@ -73,160 +38,40 @@ class Passage:
     after: str
 
 
-class TextWriter:
-    """Collects documents, and writes them as the files of one text."""
+class StreamDocuments(Sequence[Document]):
+    """The documents of a stream, by number or slice; each is read when it is asked for."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._dtype = token_dtype(vocab_size)
-        self._tokens, self._offsets, self._starts = array("i"), array("i"), array("q", [0])
-        self._lines, self._names, self._json = array("q", [0]), list[str](), bytearray()
-
-    def __len__(self) -> int:
-        """The number of positions."""
-        return len(self._tokens)
-
-    def add(self, document: TokenizedDocument) -> None:
-        if len(document.text) > LONGEST:
-            raise CorpusError(
-                f"{document.name} has {len(document.text):,} characters; expected at most {LONGEST:,} in a document: "
-                "cut it with corpus.max_document_tokens, split the file, or set corpus.documents to lines"
-            )
-        self._tokens.extend(document.tokens)
-        self._tokens.append(END)
-        self._offsets.extend(document.offsets)
-        self._offsets.append(len(document.text))
-        self._starts.append(len(self._tokens))
-        line = json.dumps({"name": document.name, "text": document.text}, ensure_ascii=False) + "\n"
-        self._json += line.encode("utf-8", SURROGATES)
-        self._lines.append(len(self._json))
-        self._names.append(document.name)
-
-    @property
-    def digest(self) -> str:
-        """Identifies names, texts and tokens."""
-        digest = hashlib.sha256(self._json)
-        for values in (self._starts, self._tokens, self._offsets):
-            digest.update(values)
-        return digest.hexdigest()
-
-    @property
-    def inputs(self) -> dict[str, str]:
-        """What a part that holds this text is made from."""
-        return {"content": self.digest}
-
-    def write_part(self, draft: Draft) -> dict[str, int]:
-        """Write the text as a part of its own; returns its facts."""
-        self.write(draft)
-        return {"positions": len(self), "documents": len(self._names)}
-
-    def write(self, draft: Draft, prefix: str = "") -> None:
-        draft.write_bytes(f"{prefix}documents.jsonl", self._json)
-        draft.save(f"{prefix}tokens.npy", np.asarray(self._tokens, dtype=self._dtype))
-        draft.save(f"{prefix}offsets.npy", np.asarray(self._offsets, dtype=np.int32))
-        draft.save(f"{prefix}starts.npy", np.asarray(self._starts, dtype=np.int64))
-        draft.save(f"{prefix}lines.npy", np.asarray(self._lines, dtype=np.int64))
-        draft.write_text(f"{prefix}names.json", json.dumps(self._names))
-
-
-class SplitWriter:
-    """Writes one split of a corpus, document by document: as files of the corpus itself, or as segments.
-
-    A segment has at most `segment` positions, unless it is a single longer document. It is a part of the corpus, and is
-    written when the next document does not fit into it, so that no more than one is held in memory.
-    """
-
-    def __init__(self, draft: Draft, split: str, vocab_size: int, segment: int | None = None) -> None:
-        self._draft, self._split, self._vocab_size, self._segment = draft, split, vocab_size, segment
-        self._text, self._segments = TextWriter(vocab_size), 0
-        self.documents = self.tokens = self.bytes = self.words = 0
-
-    def add(self, document: TokenizedDocument) -> None:
-        full = self._segment is not None and len(self._text) + len(document.tokens) + 1 > self._segment
-        if full and len(self._text):
-            self._write_segment()
-        self._text.add(document)
-        self.documents += 1
-        self.tokens += len(document.tokens)
-        self.bytes += len(document.text.encode("utf-8", "surrogateescape"))
-        self.words += len(document.text.split())
-
-    def _write_segment(self) -> None:
-        self._draft.part(part_name(self._segments, TEXT), self._text.inputs, self._text.write_part)
-        self._text, self._segments = TextWriter(self._vocab_size), self._segments + 1
-
-    def finish(self) -> dict[str, int]:
-        """Write what is left and return the counts of the split."""
-        if self._segment is None:
-            self._text.write(self._draft, f"{self._split}.")
-        else:
-            self._write_segment()
-        return {
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "bytes": self.bytes,
-            "whitespace_words": self.words,
-        }
-
-
-def part_name(number: int, kind: str) -> str:
-    """Where a part of a segment lies in the run directory.
-
-    >>> part_name(3, "states")
-    'segments/0003/states'
-    """
-    return f"{SEGMENTS}/{number:04d}/{kind}"
-
-
-class Listed(Sequence[dict[str, str]], ABC):
-    """Names and texts of documents, by number or slice."""
-
-    @overload
-    def __getitem__(self, number: int) -> dict[str, str]: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[dict[str, str]]: ...
-
-    def __getitem__(self, number: int | slice) -> dict[str, str] | list[dict[str, str]]:
-        places = range(len(self))[number]
-        return self._read(places) if isinstance(places, int) else [self._read(place) for place in places]
-
-    @abstractmethod
-    def _read(self, place: int) -> dict[str, str]: ...
-
-
-class Documents(Listed):
-    """Name and text of each document of a segment; a document is read when it is asked for."""
-
-    def __init__(self, text: Files) -> None:
-        self._file, self._lines = text.artifact.file(f"{text.prefix}documents.jsonl"), text.array("lines.npy")
-        self._kept = lru_cache(maxsize=64)(self._read_line)
-
-    def __len__(self) -> int:
-        return len(self._lines) - 1
-
-    def _read(self, place: int) -> dict[str, str]:
-        return self._kept(place)
-
-    def _read_line(self, number: int) -> dict[str, str]:
-        begin, end = self._lines[number : number + 2].tolist()
-        with self._file.open("rb") as file:
-            file.seek(begin)
-            document: dict[str, str] = json.loads(file.read(end - begin).decode("utf-8", SURROGATES))
-        return document
-
-
-class JoinedDocuments(Listed):
-    """The documents of several segments, one after the other."""
-
-    def __init__(self, parts: Sequence[Documents]) -> None:
-        self._parts, self._bases = parts, np.cumsum([0, *map(len, parts)])
+    def __init__(self, texts: Sequence[Files]) -> None:
+        self._texts = texts
+        self._lines = [text.array("lines.npy") for text in texts]
+        self._bases = np.cumsum([0, *(len(lines) - 1 for lines in self._lines)])
+        self._file = lru_cache(maxsize=None)(self._file_of)
+        self._read = lru_cache(maxsize=64)(self._read_document)
 
     def __len__(self) -> int:
         return int(self._bases[-1])
 
-    def _read(self, place: int) -> dict[str, str]:
-        part = int(np.searchsorted(self._bases, place, side="right")) - 1
-        return self._parts[part][place - int(self._bases[part])]
+    @overload
+    def __getitem__(self, number: int) -> Document: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Document]: ...
+
+    def __getitem__(self, number: int | slice) -> Document | list[Document]:
+        numbers = range(len(self))[number]
+        return self._read(numbers) if isinstance(numbers, int) else [self._read(each) for each in numbers]
+
+    def _read_document(self, number: int) -> Document:
+        text = int(np.searchsorted(self._bases, number, side="right")) - 1
+        line = number - int(self._bases[text])
+        begin, end = self._lines[text][line : line + 2].tolist()
+        with self._file(text).open("rb") as file:
+            file.seek(begin)
+            record = json.loads(file.read(end - begin).decode("utf-8", SURROGATES))
+        return Document(record["name"], record["text"])
+
+    def _file_of(self, text: int) -> Path:
+        return self._texts[text].artifact.file(f"{self._texts[text].prefix}documents.jsonl")
 
 
 class TokenStream(ABC):
@@ -247,8 +92,7 @@ class TokenStream(ABC):
 
     @property
     @abstractmethod
-    def documents(self) -> Sequence[dict[str, str]]:
-        """Name and text of each document."""
+    def documents(self) -> Sequence[Document]: ...
 
     @property
     @abstractmethod
@@ -309,13 +153,13 @@ class TokenStream(ABC):
     def document(self, number: int) -> tuple[str, list[int]]:
         """The text of a document, and the character at which each token begins, then where the last one ends."""
         begin, end = self.starts[number : number + 2].tolist()
-        return self.documents[number]["text"], self.offsets[begin:end].tolist()
+        return self.documents[number].text, self.offsets[begin:end].tolist()
 
     def text_between(self, first: int, last: int) -> str:
         """The text of the tokens first..last-1, cut at the end of the document of `first`."""
         number = int(self.document_of(first))
         last = min(last, int(self.starts[number + 1]) - 1)
-        return self.documents[number]["text"][self.offsets[first] : self.offsets[last]]
+        return self.documents[number].text[self.offsets[first] : self.offsets[last]]
 
 
 def split_files(artifact: Artifact, split: str) -> Sequence[Files]:
@@ -355,10 +199,8 @@ class Stream(TokenStream):
         return text.artifact.fingerprint
 
     @cached_property
-    def documents(self) -> Sequence[dict[str, str]]:
-        """Name and text of each document, read when it is asked for."""
-        made = [Documents(text) for text in self._texts]
-        return made[0] if len(made) == 1 else JoinedDocuments(made)
+    def documents(self) -> Sequence[Document]:
+        return StreamDocuments(self._texts)
 
     @cached_property
     def offsets(self) -> npt.NDArray[Any]:
@@ -373,4 +215,4 @@ class Stream(TokenStream):
         """A document as it was tokenized."""
         begin, end = self.starts[number : number + 2].tolist()
         document, offsets = self.documents[number], self.offsets[begin : end - 1].tolist()
-        return TokenizedDocument(document["name"], document["text"], self.tokens[begin : end - 1].tolist(), offsets)
+        return TokenizedDocument(document.name, document.text, self.tokens[begin : end - 1].tolist(), offsets)

@@ -28,7 +28,7 @@ class Unreadable(CorpusError):
 
 
 @dataclass
-class Found:
+class FolderContents:
     """The text files of a folder, and what else is in it."""
 
     files: list[Path] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Found:
     def left_out(self) -> str:
         """What was not read, in words; empty if there is nothing.
 
-        >>> Found(skipped=Counter({".png": 2, "": 1}), links=1).left_out()
+        >>> FolderContents(skipped=Counter({".png": 2, "": 1}), links=1).left_out()
         '3 files of other kinds (2 .png, 1 without a suffix) and 1 linked folder'
         """
         shown = [f"{count} {suffix or 'without a suffix'}" for suffix, count in self.skipped.most_common()]
@@ -53,7 +53,7 @@ class Found:
         return " and ".join(f"{count:,} {words.format('' if count == 1 else 's')}" for count, words in parts if count)
 
 
-def find_files(root: Path, leave_out: Path | None = None, suffixes: Iterable[str] | None = None) -> Found:
+def find_files(root: Path, leave_out: Path | None = None, suffixes: Iterable[str] | None = None) -> FolderContents:
     """The text files of a folder, or the file itself.
 
     Hidden files and folders are not looked at, nor is the folder `leave_out`. Linked folders are not followed.
@@ -64,10 +64,10 @@ def find_files(root: Path, leave_out: Path | None = None, suffixes: Iterable[str
     if stat.S_ISREG(mode):
         if _suffix(root.name, wanted) is None:
             raise CorpusError(f"{cited(root)}: expected {accepted}; to read other files as text, set corpus.suffixes")
-        return Found([root])
+        return FolderContents([root])
     if not stat.S_ISDIR(mode):
         raise CorpusError(f"{cited(root)} is a pipe or a device; expected a file or a folder of text")
-    found = Found()
+    found = FolderContents()
     barred = None if leave_out is None else os.path.realpath(leave_out)
     for folder, folders, names in os.walk(root, onerror=_refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -94,7 +94,7 @@ def list_files(root: Path, leave_out: Path | None = None, suffixes: Iterable[str
     return find_files(root, leave_out, suffixes).files
 
 
-def _sort_in(found: Found, path: Path, wanted: tuple[str, ...], barred: str | None) -> None:
+def _sort_in(found: FolderContents, path: Path, wanted: tuple[str, ...], barred: str | None) -> None:
     if _suffix(path.name, wanted) is None:
         found.skipped[cited(Path(path.name.lower().removesuffix(".gz")).suffix)] += 1
     elif not os.path.isfile(path):

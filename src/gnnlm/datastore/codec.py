@@ -28,11 +28,11 @@ from gnnlm.artifact import (
     writing,
 )
 from gnnlm.config import CodecConfig
-from gnnlm.corpus.stream import part_name
 from gnnlm.datastore.quantize import CodedTable, Quantizer, train_quantizer
 from gnnlm.datastore.row_shards import Arrays, Layout, RowShards, ShardTasks, shards_of_rows, work_of
 from gnnlm.datastore.store import mapped
 from gnnlm.engine import Spread, Task, Work, here
+from gnnlm.layout import part_name
 from gnnlm.progress import numbered, say
 
 CODES, QUANTIZER = "codes", "quantizer.safetensors"

@@ -18,11 +18,12 @@ import torch
 
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import LMConfig, StoreConfig
-from gnnlm.corpus.stream import Stream, TokenStream, part_name
+from gnnlm.corpus.stream import Stream, TokenStream
 from gnnlm.corpus.windows import Window, plan_windows
 from gnnlm.datastore.row_shards import Arrays, Layout, RowShards, ShardTasks, work_of
 from gnnlm.engine import Spread, Work, here
 from gnnlm.errors import ConfigError, ModelError
+from gnnlm.layout import part_name
 from gnnlm.lm.base_lm import BaseLM
 from gnnlm.progress import numbered, warn
 
@@ -41,20 +42,20 @@ class EncodingWindow:
     kept: Tokens
 
 
-class Encoded(NamedTuple):
+class StatesAndKeys(NamedTuple):
     """States and, if the keys are not the states, keys: one row per position."""
 
     states: Floats
     keys: Floats | None
 
 
-def encode_tokens(lm: BaseLM, tokens: Tokens, config: LMConfig, key: str = "state") -> Encoded:
+def encode_tokens(lm: BaseLM, tokens: Tokens, config: LMConfig, key: str = "state") -> StatesAndKeys:
     """The len(tokens) + 1 states of one document, [T + 1, D]."""
     windows = list(text_windows(tokens, np.arange(len(tokens) + 1), lm, config))
     return encode_windows(lm, windows, config.batch_tokens, key)
 
 
-def encode_windows(lm: BaseLM, windows: Sequence[EncodingWindow], batch_tokens: int, key: str) -> Encoded:
+def encode_windows(lm: BaseLM, windows: Sequence[EncodingWindow], batch_tokens: int, key: str) -> StatesAndKeys:
     """The kept states of all windows, in order; windows of similar length are batched, padded on the right."""
     ends = np.cumsum([len(window.kept) for window in windows])
     made: list[Floats] = []
@@ -74,7 +75,7 @@ def encode_windows(lm: BaseLM, windows: Sequence[EncodingWindow], batch_tokens: 
             for line, number in enumerate(batch):
                 kept = windows[number].kept
                 whole[ends[number] - len(kept) : ends[number]] = part[line, kept]
-    return Encoded(made[0], made[1] if len(made) > 1 else None)
+    return StatesAndKeys(made[0], made[1] if len(made) > 1 else None)
 
 
 def texts_of(stream: TokenStream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]]:

@@ -29,12 +29,12 @@ def open_documents(
     [1]
     """
     there = range(len(names)) if live is None else live
-    listed = Listed({number: names[number] for number in there}, tags or {})
+    listed = DocumentLookup({number: names[number] for number in there}, tags or {})
     numbers = set(there) if only is None else listed.matching(only)
     return sorted(numbers - (set() if exclude is None else listed.matching(exclude)))
 
 
-class Listed:
+class DocumentLookup:
     """The documents of a store by name and tag."""
 
     def __init__(self, names: Mapping[int, str], tags: Mapping[str, Collection[int]]) -> None:

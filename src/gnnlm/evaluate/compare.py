@@ -53,7 +53,7 @@ def documents_of(stream: Stream) -> list[Document]:
     for number, document in enumerate(stream.documents):
         first, end = stream.starts[number : number + 2].tolist()
         tokens = np.asarray(stream.tokens[first : end - 1], dtype=np.int64)
-        parts = (document["name"].encode("utf-8", "surrogatepass"), document["text"].encode("utf-8", "surrogatepass"))
+        parts = (document.name.encode("utf-8", "surrogatepass"), document.text.encode("utf-8", "surrogatepass"))
         digest = hashlib.sha256(b"\0".join((*parts, tokens.tobytes()))).hexdigest()
         found.append((f"{digest} {seen[digest]}", len(tokens)))
         seen[digest] += 1

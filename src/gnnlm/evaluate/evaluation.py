@@ -29,7 +29,7 @@ from gnnlm.evaluate.report_tables import markdown
 from gnnlm.evaluate.speeds import seconds_each, speeds
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import MIXED, STATE_OF, Predictor
-from gnnlm.predict.split_scoring import Scored, SearchedText, score_surely
+from gnnlm.predict.split_scoring import SearchedText, SplitScores, score_surely
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def build_report(
     return draft.finish({"predictors": list(names)})
 
 
-def _weights(given: Evaluation, scored: Scored) -> dict[str, dict[str, WeightRow]]:
+def _weights(given: Evaluation, scored: SplitScores) -> dict[str, dict[str, WeightRow]]:
     """What one weight, buckets and a gate make of the test tokens, by predictor; empty without a gate."""
     text, store, variants = given.text, given.predictor.graphs.store, given.tuned.facts.get("variants", {})
     rows: dict[str, dict[str, WeightRow]] = {}

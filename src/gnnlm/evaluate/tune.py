@@ -22,7 +22,7 @@ from gnnlm.evaluate.mix_weight import TINY, Choice, choose_weights, sample_text
 from gnnlm.gnn.gnn_options import similarity_unit
 from gnnlm.predict.knn import Mix, bucket_of
 from gnnlm.predict.predictor import MIXED, STATE_OF
-from gnnlm.predict.split_scoring import Scored, SearchedText
+from gnnlm.predict.split_scoring import SearchedText, SplitScores
 from gnnlm.progress import Track
 
 BUCKET_POSITIONS = 200  # the fewest positions that a weight is chosen on
@@ -122,7 +122,7 @@ def best_with_one_weight(table: dict[str, Any], name: str) -> Mix:
 
 
 def choose_mixes(
-    text: SearchedText, store: Store, scored: Scored, tuned: tuple[dict[str, Mix], dict[str, Any]]
+    text: SearchedText, store: Store, scored: SplitScores, tuned: tuple[dict[str, Mix], dict[str, Any]]
 ) -> dict[str, Choice]:
     """For base and for GNN: one weight, buckets and a gate, each fitted on valid, and which of them is best there.
 
@@ -152,7 +152,7 @@ class Tuned:
     choices: dict[str, Choice]  # empty where no gate was tried
 
 
-def tune(text: SearchedText, store: Store, scored: Scored, grid: Grid, gate: bool) -> Tuned:
+def tune(text: SearchedText, store: Store, scored: SplitScores, grid: Grid, gate: bool) -> Tuned:
     """Choose the mixes for a scored text; with `gate`, gates compete with the other weights."""
     mixes, table = tune_mixes(text, store, scored.log_probs, grid)
     if not gate:
@@ -161,7 +161,7 @@ def tune(text: SearchedText, store: Store, scored: Scored, grid: Grid, gate: boo
     return Tuned({name: choice.mixes[choice.best] for name, choice in choices.items()}, table, choices)
 
 
-def losses_of(text: SearchedText, store: Store, scored: Scored, mixes: Mapping[str, Mix]) -> dict[str, float]:
+def losses_of(text: SearchedText, store: Store, scored: SplitScores, mixes: Mapping[str, Mix]) -> dict[str, float]:
     """The mean loss of a scored text under every predictor: those without kNN, and those with the given mixes."""
     found = {name: -float(np.mean(values)) for name, values in scored.log_probs.items()}
     for name in MIXED:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from gnnlm.artifact import Artifact, Files
-from gnnlm.corpus.stream import TEXT, Stream, TokenizedDocument
-from gnnlm.datastore.filter import Listed, Names
+from gnnlm.corpus.document import TokenizedDocument
+from gnnlm.corpus.stream import TEXT, Stream
+from gnnlm.datastore.filter import DocumentLookup, Names
 from gnnlm.generation import Generation, Segment
 from gnnlm.generation.current import generation_file
 from gnnlm.library.results import Entry
@@ -56,7 +57,7 @@ class Catalogue:
     def differs(self, document: TokenizedDocument) -> bool:
         """Whether documents of this name are there, and none has this text."""
         there = self.places.get(document.name, ())
-        return bool(there) and all(self.streams[s].documents[n]["text"] != document.text for s, n in there)
+        return bool(there) and all(self.streams[s].documents[n].text != document.text for s, n in there)
 
     def matching(self, names: Names) -> list[Place]:
         """The documents that names, globs or tags name."""
@@ -65,7 +66,7 @@ class Catalogue:
         for number, place in enumerate(flat):
             for tag in self.tags_at(place):
                 tags.setdefault(tag, []).append(number)
-        listed = Listed({number: self.name_of(place) for number, place in enumerate(flat)}, tags)
+        listed = DocumentLookup({number: self.name_of(place) for number, place in enumerate(flat)}, tags)
         return [flat[number] for number in sorted(listed.matching(names))]
 
     def tags_at(self, place: Place) -> set[str]:

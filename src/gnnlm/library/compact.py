@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gnnlm.artifact import Artifact
-from gnnlm.corpus.stream import TextWriter
+from gnnlm.corpus.text_writer import TextWriter
 from gnnlm.generation import Generation, Segment
 from gnnlm.generation.current import generation_file
 from gnnlm.layout import ADDED

@@ -48,11 +48,11 @@ class Probes:
                 continue
             arrays = list(_arrays(run.root, *_parts_of(run, segment)))
             for number, (name, document) in enumerate(zip(stream.names, stream.documents, strict=True)):
-                if (name, document["text"]) in stays.documents:
+                if (name, document.text) in stays.documents:
                     continue
                 names.append(name)
                 first, last = stream.starts[number : number + 2].tolist()
-                found[0] += stays.new_text(document["text"])
+                found[0] += stays.new_text(document.text)
                 found[1] += stays.new_tokens(np.asarray(stream.tokens[first : last - 1]))
                 step = 1 + (last - first) // ROWS
                 found[2] += [array[row].tobytes() for array in arrays for row in range(first + 1, last, step)]
@@ -87,7 +87,7 @@ class _Kept:
         for removed, stream in zip(removed_of, streams, strict=True):
             for number, document in enumerate(stream.documents):
                 if number not in removed:
-                    self.documents.add((document["name"], document["text"]))
+                    self.documents.add((document.name, document.text))
         self._text = "\0".join(text for _, text in self.documents)
         self._tokens = b"".join(np.asarray(stream.tokens).tobytes() for stream in streams)
         self._arrays = list(_arrays(run.root, *sorted(now.paths)))

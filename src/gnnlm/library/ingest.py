@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 from gnnlm.corpus.build import Tokenizer
-from gnnlm.corpus.overlap import Overlap, Seen
-from gnnlm.corpus.sources import Document, check_text, read_documents
-from gnnlm.corpus.stream import TokenizedDocument
+from gnnlm.corpus.document import Document, TokenizedDocument
+from gnnlm.corpus.overlap import Overlap, SeenText
+from gnnlm.corpus.sources import check_text, read_documents
 from gnnlm.corpus.text_files import cited
 from gnnlm.corpus.vocabulary import load_vocabulary
 from gnnlm.errors import CorpusError
@@ -93,12 +93,12 @@ class NewTexts:
         return found
 
     @cached_property
-    def _held_out(self) -> Seen:
+    def _held_out(self) -> SeenText:
         """The n-grams of valid and test."""
-        seen = Seen(self._run.config.corpus.overlap_ngram)
+        seen = SeenText(self._run.config.corpus.overlap_ngram)
         for stream in self._run.parts.held_out.values():
             for document in stream.documents:
-                seen.add(document["text"])
+                seen.add(document.text)
         return seen
 
     @property

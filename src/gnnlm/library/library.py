@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gnnlm.config import load_config
-from gnnlm.corpus.sources import Document
+from gnnlm.corpus.document import Document
 from gnnlm.datastore.filter import Names
 from gnnlm.errors import ConfigError, CorpusError
 from gnnlm.generation import Generation, Refitted, generations_of, read_current

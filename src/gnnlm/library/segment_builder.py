@@ -14,7 +14,8 @@ from typing import Any
 
 from gnnlm.artifact import Artifact, Draft, Files, disk, make_part
 from gnnlm.artifact.ownership import settle
-from gnnlm.corpus.stream import TEXT, Stream, TextWriter
+from gnnlm.corpus.stream import TEXT, Stream
+from gnnlm.corpus.text_writer import TextWriter
 from gnnlm.datastore.codec import CODES, QUANTIZER, SegmentCodes, codes_inputs
 from gnnlm.datastore.encode import STATES, Encoder, SegmentStates, states_inputs
 from gnnlm.datastore.quantize import Quantizer

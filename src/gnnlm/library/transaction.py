@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from gnnlm.artifact import Artifact
-from gnnlm.corpus.sources import Document
-from gnnlm.corpus.stream import TEXT, Stream, TextWriter, TokenizedDocument
+from gnnlm.corpus.document import Document, TokenizedDocument
+from gnnlm.corpus.stream import TEXT, Stream
+from gnnlm.corpus.text_writer import TextWriter
 from gnnlm.errors import ArtifactError, ConfigError, CorpusError, VersionError
 from gnnlm.generation import Generation, Refitted, Segment, commit
 from gnnlm.generation.current import generation_file
@@ -160,7 +161,7 @@ class Writing:
     ) -> Segment:
         """Some documents of a segment as a new one, with what is trained now; `unseen` by a network are these."""
         text = TextWriter(self._texts.vocab_size)
-        documents = [Document(stream.names[place], stream.documents[place]["text"]) for place in some]
+        documents = [Document(stream.names[place], stream.documents[place].text) for place in some]
         tokenized = self._texts.tokenized(documents)
         for document in tokenized:
             text.add(document)

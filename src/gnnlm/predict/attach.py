@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnnlm.config import LMConfig, StoreConfig
+from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.corpus.in_memory import MemoryStream
 from gnnlm.corpus.sources import check_text
-from gnnlm.corpus.stream import TokenizedDocument
 from gnnlm.corpus.text_files import cited, read_text
 from gnnlm.datastore.encode import Encoder, SegmentStates
 from gnnlm.datastore.store import Segment, Store

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from gnnlm.artifact import Artifact, Draft, disk, file_digest, human_bytes, writing
 from gnnlm.config import CacheConfig
-from gnnlm.corpus.stream import part_name
 from gnnlm.datastore.quantize import train_quantizer
 from gnnlm.datastore.row_shards import ShardTasks
 from gnnlm.engine import Spread, Task, here
 from gnnlm.gnn.model import GnnModel
+from gnnlm.layout import part_name
 from gnnlm.predict.cache_form import Trial, choose_form
 from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.window_cache import (

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.corpus.in_memory import MemoryStream
-from gnnlm.corpus.stream import TokenizedDocument
 from gnnlm.corpus.windows import window_start
 from gnnlm.datastore.quantize import CodedTable
 from gnnlm.datastore.store import Segment, Store
@@ -69,7 +69,7 @@ class OwnPast:
 
 
 @dataclass(frozen=True, eq=False)
-class Closed:
+class OwnSegment:
     """The first rows of a text, which can be found: a segment that reaches to the end of their windows, and an index.
 
     `states_PD` are the segment's states before any coding, `lines` what the cache has of its positions.
@@ -84,14 +84,14 @@ class Closed:
     def rows(self) -> int:
         return len(self.index)
 
-    def cut(self, rows: int, positions: int) -> Closed:
+    def cut(self, rows: int, positions: int) -> OwnSegment:
         """Only so many rows and positions."""
         segment = Segment(
             _cut(self.segment.states_PD, positions), self.segment.tokens_P[:positions], torch.tensor([0, positions])
         )
         lines = [_cut(table, len(table) // len(self.segment) * positions) for table in self.lines]
         index = ExactIndex(self.index.keys_RD[:rows], self.index.positions_R[:rows], self.index.metric)
-        return Closed(segment, self.states_PD[:positions], lines, index)
+        return OwnSegment(segment, self.states_PD[:positions], lines, index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class OwnText:
     own: OwnPast
     states_TD: Tensor
     keys_TD: Tensor
-    closed: Closed | None
+    closed: OwnSegment | None
 
     @property
     def rows(self) -> int:
@@ -124,7 +124,7 @@ class OwnText:
         closed = self._closed(tokens, states_TD[: more + own.right], keys_TD[:more])
         return OwnText(own, states_TD[more:], keys_TD[more:], closed)
 
-    def _closed(self, tokens: Tokens, states_QD: Tensor, keys_QD: Tensor) -> Closed:
+    def _closed(self, tokens: Tokens, states_QD: Tensor, keys_QD: Tensor) -> OwnSegment:
         """The rows that can be found, and more, given the states and keys of those."""
         old, before, predictor = self.closed, self.rows, self.own.predictor
         store, positions = predictor.graphs.store, self.rows + len(states_QD)
@@ -142,7 +142,7 @@ class OwnText:
                 for kept, made in zip(old.lines, lines, strict=True)
             ]
         rows_R = torch.arange(len(keys_QD), device=keys_QD.device)
-        return Closed(segment, states_QD, lines, ExactIndex(keys_QD, rows_R, self.own.metric))
+        return OwnSegment(segment, states_QD, lines, ExactIndex(keys_QD, rows_R, self.own.metric))
 
     def crop(self, count: int) -> OwnText:
         """Without the last `count` states."""

@@ -75,7 +75,7 @@ class SearchedText:
 
 
 @dataclass(frozen=True)
-class Scored:
+class SplitScores:
     """The log-probability of every token by predictor, the seconds spent by part (`gnn`, `head`, `knn`), and how sure
     each softmax was that was asked about it."""
 
@@ -126,7 +126,7 @@ def score_surely(
     positions: Tensor | None = None,
     draft: Draft | None = None,
     spread: Spread = here,
-) -> Scored:
+) -> SplitScores:
     """Score every token, and keep how sure the softmax of each state named in `confident` was.
 
     With a draft, its folder keeps the shards that were scored, so that another attempt does not score them again.
@@ -153,7 +153,7 @@ def score_surely(
                 track.advance(min(shard.stop * block, count) - shard.start * block)
     joined = {name: np.concatenate([each[name] for each in found]) for name in (found[0] if found else ())}
     seconds = joined["seconds"].reshape(-1, len(PARTS)).sum(0)
-    return Scored(
+    return SplitScores(
         {name: joined[f"log_probs.{name}"].astype(np.float64) for name in wanted},
         dict(zip(PARTS, seconds.tolist(), strict=True)),
         {

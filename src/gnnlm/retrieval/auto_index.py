@@ -22,14 +22,14 @@ BESIDE_A_CODE = 12  # bytes of a row beside its code: FAISS's id, and its positi
 
 
 @dataclass(frozen=True)
-class Choice:
+class IndexChoice:
     """The kind of index that is built, and why."""
 
     kind: str
     why: str
 
 
-def choose_index(config: IndexConfig, rows: int, width: int) -> Choice:
+def choose_index(config: IndexConfig, rows: int, width: int) -> IndexChoice:
     """What `auto` stands for over so many rows of this width; any other kind stands for itself.
 
     >>> choose_index(IndexConfig(kind="auto"), 60_000, 576).kind, choose_index(IndexConfig(kind="ivf"), 10, 4).kind
@@ -42,20 +42,20 @@ def choose_index(config: IndexConfig, rows: int, width: int) -> Choice:
     'PCA192,IVF1095,PQ96'
     """
     if config.kind != "auto":
-        return Choice(config.kind, "the config names it")
+        return IndexChoice(config.kind, "the config names it")
     if rows <= EXACT_ROWS:
-        return Choice("exact", f"{rows:,} rows are at most {EXACT_ROWS:,}")
+        return IndexChoice("exact", f"{rows:,} rows are at most {EXACT_ROWS:,}")
     budget, whole = config.memory_gb * 1e9, rows * (2 * width + BESIDE_A_CODE)
     limit = f"index.memory_gb ({config.memory_gb:g})"
     cells = _cells(config.clusters or int(2 * math.sqrt(rows)), rows)
     if whole <= budget:
-        return Choice(f"{cells},SQfp16", f"{rows:,} whole keys take {human_bytes(whole)}, which fits into {limit}")
+        return IndexChoice(f"{cells},SQfp16", f"{rows:,} whole keys take {human_bytes(whole)}, which fits into {limit}")
     sizes = [width, *(size for size in CODE_BYTES if size < width)]
     fitting = [size for size in sizes if rows * (size + BESIDE_A_CODE) <= budget]
     code = fitting[0] if fitting else min(sizes[-1], max(1, width // 2))
     room = f"codes of {code} bytes " + ("fit" if fitting else "are the smallest")
     why = f"{rows:,} whole keys take {human_bytes(whole)}, more than {limit}; {room}"
-    return Choice(_coded(code, width, cells), why)
+    return IndexChoice(_coded(code, width, cells), why)
 
 
 def _coded(code: int, width: int, cells: str) -> str:

@@ -15,11 +15,12 @@ from torch import Tensor
 from gnnlm.artifact import Array, Artifact, Draft, disk, draft_path, file_digest, found_part, writing
 from gnnlm.config import IndexConfig
 from gnnlm.config.retrieval_config import ROWS_PER_CLUSTER
-from gnnlm.corpus.stream import Stream, part_name
+from gnnlm.corpus.stream import Stream
 from gnnlm.datastore.quantize import LEVELS, OPQ_ROUNDS, check_bytes
 from gnnlm.datastore.store import read_rows
 from gnnlm.engine import Spread, Task, Work, here
 from gnnlm.errors import ConfigError
+from gnnlm.layout import part_name
 from gnnlm.progress import Track, numbered, say
 from gnnlm.retrieval.auto_index import factory_of, resolved
 from gnnlm.retrieval.index import Rows, SomeRows, as_keys, keys_of, segment_keys

@@ -24,7 +24,7 @@ from torch import Tensor
 from gnnlm.artifact import Array
 from gnnlm.retrieval.exact import ExactIndex, sorted_neighbours
 from gnnlm.retrieval.index import Allowed, Rows, as_keys
-from gnnlm.retrieval.ivf_scan import Assigned, Lists
+from gnnlm.retrieval.ivf_scan import InvertedLists, QueryAssignment
 from gnnlm.retrieval.neighbours import Neighbours
 
 Floats = npt.NDArray[np.float32]
@@ -43,17 +43,17 @@ class FaissIndex:
         """`by_lists`: search list by list what can be; otherwise FAISS scans the lists of each query."""
         self._index, self._keys, self._rows, self.metric = index, keys, rows, metric
         self._ivf = faiss.try_extract_index_ivf(index)
-        self._lists = Lists.of(index, rows) if by_lists else None
+        self._lists = InvertedLists.of(index, rows) if by_lists else None
         self._proposes = self._lists is None and _has_coarse_scores(index)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def assign(self, keys_ND: Tensor) -> Tensor | Assigned:
+    def assign(self, keys_ND: Tensor) -> Tensor | QueryAssignment:
         """The queries with the lists that each looks into, for this index and for other copies of it."""
         return keys_ND if self._by_list(len(keys_ND)) is None else self._assigned(keys_ND, self.probes)
 
-    def search(self, keys_ND: Tensor | Assigned, k: int, allowed: Allowed | None = None) -> Neighbours:
+    def search(self, keys_ND: Tensor | QueryAssignment, k: int, allowed: Allowed | None = None) -> Neighbours:
         """See `Index.search`; the search is approximate."""
         k = min(k, len(self))
         if not len(keys_ND) or not k:
@@ -68,7 +68,7 @@ class FaissIndex:
         lists = self._by_list(len(keys_ND))
         if lists is None:
             return self._ask_faiss(_keys(keys_ND), k, allowed)
-        asked = keys_ND if isinstance(keys_ND, Assigned) else self._assigned(keys_ND, self.probes)
+        asked = keys_ND if isinstance(keys_ND, QueryAssignment) else self._assigned(keys_ND, self.probes)
         return self._search_lists(lists, asked, k, allowed)
 
     def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
@@ -86,18 +86,18 @@ class FaissIndex:
                 out_NC[part] = few.similarity(keys_ND[part], known_nC).masked_fill(~real_nC, -math.inf)
         return out_NC
 
-    def _by_list(self, queries: int) -> Lists | None:
+    def _by_list(self, queries: int) -> InvertedLists | None:
         """The lists, where they are searched one after the other for so many queries."""
         worth = self._lists is not None and self._lists.shared(queries, self.probes) >= WORTH
         return self._lists if worth else None
 
     # -- list by list ----------------------------------------------------------------------------------------------
 
-    def _assigned(self, keys_ND: Tensor, probes: int) -> Assigned:
+    def _assigned(self, keys_ND: Tensor, probes: int) -> QueryAssignment:
         assert self._lists is not None
         return self._lists.assign(keys_ND, self._queries(keys_ND), probes)
 
-    def _search_lists(self, lists: Lists, asked: Assigned, k: int, allowed: Allowed) -> Neighbours:
+    def _search_lists(self, lists: InvertedLists, asked: QueryAssignment, k: int, allowed: Allowed) -> Neighbours:
         """Search, and look into more lists for the queries that a filter has left with too few neighbours."""
         open_P = None if allowed.positions is None else allowed.positions.numpy()
         barred = None if allowed.barred is None else tuple(end.numpy() for end in allowed.barred)
@@ -219,8 +219,8 @@ def open_faiss_index(
     return FaissIndex(index, keys, rows, metric, by_lists)
 
 
-def _keys(asked: Tensor | Assigned) -> Tensor:
-    return asked.keys_ND if isinstance(asked, Assigned) else asked
+def _keys(asked: Tensor | QueryAssignment) -> Tensor:
+    return asked.keys_ND if isinstance(asked, QueryAssignment) else asked
 
 
 def _has_coarse_scores(index: Any) -> bool:

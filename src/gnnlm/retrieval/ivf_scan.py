@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from gnnlm.retrieval.index import Rows
-from gnnlm.retrieval.top_k import SPACE, Floats, Nearest, Numbers
+from gnnlm.retrieval.top_k import SPACE, Floats, NearestRows, Numbers
 
 PIECE = 2048  # rows of a list that are compared at once
 
 
 @dataclass(frozen=True)
-class Assigned:
+class QueryAssignment:
     """Queries with the lists that each looks into, nearest first; the same for every segment."""
 
     keys_ND: Tensor  # as they came
@@ -39,11 +39,11 @@ class Assigned:
     def __len__(self) -> int:
         return len(self.queries)
 
-    def __getitem__(self, lines: npt.NDArray[Any]) -> Assigned:
-        return Assigned(self.keys_ND[torch.from_numpy(lines)], self.queries[lines], self.lists_NP[lines])
+    def __getitem__(self, lines: npt.NDArray[Any]) -> QueryAssignment:
+        return QueryAssignment(self.keys_ND[torch.from_numpy(lines)], self.queries[lines], self.lists_NP[lines])
 
 
-class Lists:
+class InvertedLists:
     """The inverted lists of a FAISS index whose codes can be decoded."""
 
     def __init__(self, index: Any, rows: Rows) -> None:
@@ -59,7 +59,7 @@ class Lists:
         self._anchors = self._codes.anchors(torch.from_numpy(_centroids(self._ivf)))
 
     @staticmethod
-    def of(index: Any, rows: Rows) -> Lists | None:
+    def of(index: Any, rows: Rows) -> InvertedLists | None:
         """The lists of an index; None if it has none, if FAISS packs their codes, or if positions need over 32 bits."""
         ivf = faiss.try_extract_index_ivf(index)
         kinds = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
@@ -68,23 +68,23 @@ class Lists:
             return None
         if int(rows.starts[-1]) > np.iinfo(np.int32).max:
             return None
-        return Lists(index, rows)
+        return InvertedLists(index, rows)
 
     def shared(self, queries: int, probes: int) -> float:
         """How many of so many queries look into a list, on average."""
         return queries * min(probes, self.count) / self.count
 
-    def assign(self, keys_ND: Tensor, queries: Floats, probes: int) -> Assigned:
+    def assign(self, keys_ND: Tensor, queries: Floats, probes: int) -> QueryAssignment:
         """The lists nearest to each query."""
         chain: Any = self._index.chain if isinstance(self._index, faiss.IndexPreTransform) else None
         for number in range(0 if chain is None else chain.size()):
             queries = chain.at(number).apply(queries)
         lists_NP = self._ivf.quantizer.search(np.ascontiguousarray(queries), min(probes, self.count))[1]
-        return Assigned(keys_ND, queries, lists_NP)
+        return QueryAssignment(keys_ND, queries, lists_NP)
 
     def search(
         self,
-        asked: Assigned,
+        asked: QueryAssignment,
         k: int,
         barred: tuple[Numbers, Numbers] | None = None,
         open_P: npt.NDArray[np.bool_] | None = None,
@@ -95,17 +95,17 @@ class Lists:
         """
         positions, scores = np.empty((len(asked), k), np.int64), np.empty((len(asked), k), np.float32)
         with SPACE.lock:
-            step = Nearest.at_once(k, PIECE)
+            step = NearestRows.at_once(k, PIECE)
             for first in range(0, len(asked), step):
                 some = slice(first, first + step)
                 bounds = None if barred is None else (barred[0][some], barred[1][some])
-                nearest = Nearest(len(positions[some]), k, PIECE, bounds)
+                nearest = NearestRows(len(positions[some]), k, PIECE, bounds)
                 self._compare(asked.queries[some], asked.lists_NP[some], open_P, nearest)
                 nearest.fill(positions[some], scores[some])
         return positions, scores
 
     def _compare(
-        self, queries: Floats, lists_NP: Numbers, open_P: npt.NDArray[np.bool_] | None, nearest: Nearest
+        self, queries: Floats, lists_NP: Numbers, open_P: npt.NDArray[np.bool_] | None, nearest: NearestRows
     ) -> None:
         """Compare queries with the rows of their lists, list by list; a graph of clusters may find too few: -1."""
         lists = lists_NP.ravel()

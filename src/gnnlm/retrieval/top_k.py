@@ -39,7 +39,7 @@ class _Space:
 SPACE = _Space()
 
 
-class Nearest:
+class NearestRows:
     """Room for the nearest rows of each query so far. Where it is full, it is cut to the k nearest.
 
     The distance of a query's k-th nearest is then its bound: rows beyond it are not kept. Memory is that of `SPACE`,
@@ -60,7 +60,7 @@ class Nearest:
     @staticmethod
     def at_once(k: int, rows: int) -> int:
         """How many queries there is memory for."""
-        return max(1, NUMBERS_AT_ONCE // Nearest.room(k, rows))
+        return max(1, NUMBERS_AT_ONCE // NearestRows.room(k, rows))
 
     def add(self, lines_n: Numbers, distances_nR: Floats, positions_R: npt.NDArray[np.int32]) -> None:
         """Keep those of some rows that are within the bounds of the queries with these numbers, each named once."""

@@ -22,7 +22,7 @@ from gnnlm.evaluate.tune import grid_of, losses_of, tune
 from gnnlm.generation import Generation
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import LABELS, MIXED, Predictor, perplexity
-from gnnlm.predict.split_scoring import Scored, SearchedText, score_surely
+from gnnlm.predict.split_scoring import SearchedText, SplitScores, score_surely
 from gnnlm.retrieval.index import keys_of, live_rows
 from gnnlm.retrieval.index_recall import checked_keys, checked_recall
 from gnnlm.retrieval.search import search_table
@@ -93,7 +93,7 @@ class Measuring:
         return {name: Mix.of(values) for name, values in self._parts.artifact("tune").facts["mix"].items()}
 
     @cached_property
-    def _scored(self) -> Scored:
+    def _scored(self) -> SplitScores:
         """Valid as base and GNN score it, and how sure they are, if a gate asks for that."""
         wanted = ("base",) if self._parts.gnn is None else ("base", "gnn")
         gated = self._run.config.gate or any(mix.gate is not None for mix in self._mixes.values())

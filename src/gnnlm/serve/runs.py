@@ -18,7 +18,7 @@ from typing import Any
 
 from gnnlm.book import Book, Session, book_of
 from gnnlm.config import load_config
-from gnnlm.corpus.stream import TokenizedDocument
+from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.datastore.filter import Names
 from gnnlm.engine import HERE, Engine
 from gnnlm.errors import ConfigError, GnnlmError

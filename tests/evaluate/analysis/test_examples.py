@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from gnnlm.artifact import Artifact, Draft
-from gnnlm.corpus.stream import Passage, SplitWriter, Stream, TokenizedDocument
+from gnnlm.corpus.document import TokenizedDocument
+from gnnlm.corpus.stream import Passage, Stream
+from gnnlm.corpus.text_writer import SplitWriter
 from gnnlm.errors import CorpusError
 from gnnlm.evaluate.analysis.analysis_page import page_of
 from gnnlm.evaluate.analysis.example_tables import example_table, token_example
@@ -54,7 +56,7 @@ def test_every_character_leads_to_its_token(tiny_run: Run) -> None:
     subject = analysis_of(tiny_run.root).subject
     stream = subject.parts.streams["test"]
     for number in (0, len(stream.names) - 1):
-        length = len(stream.documents[number]["text"])
+        length = len(stream.documents[number].text)
         for character in (0, 1, length // 2, length - 1):
             token = token_at(subject, f"{stream.names[number]}:{character}")
             position = int(subject.positions_N[token])
@@ -103,7 +105,7 @@ def test_at_prints_the_token_with_all_predictors(tiny_run: Run) -> None:
 def test_at_mistakes(tiny_run: Run) -> None:
     subject = analysis_of(tiny_run.root).subject
     stream = subject.parts.streams["test"]
-    name, length = stream.names[0], len(stream.documents[0]["text"])
+    name, length = stream.names[0], len(stream.documents[0].text)
     with pytest.raises(CorpusError, match=rf"has {length} characters in test; .* \(got {length}\)"):
         token_at(subject, f"{name}:{length}")
     with pytest.raises(CorpusError, match=rf"no test document is named '{name[:-1]}'; there are .* such as .*{name}"):

@@ -74,6 +74,6 @@ def token_at(subject: Subject, place: str) -> int:
         )
     position = test.position_at(test.names.index(document), int(offset))
     if position is None:
-        length = len(test.documents[test.names.index(document)]["text"])
+        length = len(test.documents[test.names.index(document)].text)
         raise CorpusError(f"{document} has {length:,} characters in test; expected an offset below that (got {offset})")
     return position - int(test.document_of(position))  # every earlier document has one position more than tokens

@@ -24,7 +24,7 @@ from gnnlm.evaluate.mix_weight import sample_text
 from gnnlm.evaluate.tune import best_with_one_weight, choose_mixes, grid_of, tune_mixes
 from gnnlm.predict.bootstrap import Floats
 from gnnlm.predict.knn import Mix
-from gnnlm.predict.split_scoring import Scored, SearchedText
+from gnnlm.predict.split_scoring import SearchedText, SplitScores
 from gnnlm.retrieval.exact import ExactIndex
 from gnnlm.retrieval.index import Index, Rows, as_keys, keys_of
 from gnnlm.retrieval.open_index import open_exact
@@ -92,7 +92,7 @@ def choose(subject: Subject, valid: SearchedText, scored: ScoredSplit) -> dict[s
     tuned = tune_mixes(valid, store, scores, grid)
     mix = tuned[0]["gnn"]
     if config.gate:
-        choice = choose_mixes(valid, store, Scored(scores, {}, {"gnn": scored.sure("gnn")}), tuned)["gnn"]
+        choice = choose_mixes(valid, store, SplitScores(scores, {}, {"gnn": scored.sure("gnn")}), tuned)["gnn"]
         mix = choice.mixes[choice.best]
     return {"tuned": mix, "one_weight": best_with_one_weight(tuned[1], "gnn")}
 

@@ -34,5 +34,5 @@ def kinds_of(stream: Stream) -> list[str]:
     kinds = []
     for number, document in enumerate(stream.documents):
         first, last = stream.starts[number : number + 2].tolist()
-        kinds += [kind_of(document["text"], *stream.characters(position)) for position in range(first, last - 1)]
+        kinds += [kind_of(document.text, *stream.characters(position)) for position in range(first, last - 1)]
     return kinds
