@@ -69,8 +69,9 @@ class Step:
         similarity = self.found.similarity.flatten(0, 1)
         read = torch.ones(len(similarity), dtype=torch.long)
         sure = None if mix.gate is None else Confidence.of(self.lm_NV)
-        weight = mix.weight_of(mix.evidence(tokens, similarity, read, sure))
-        mixed_log_probs(self.lm_NV, tokens, similarity, mix.k, mix.temperature, weight)
+        weights = mix.neighbour_weights(similarity)
+        weight = mix.weight_of(mix.evidence(tokens, similarity, weights, read, sure))
+        mixed_log_probs(self.lm_NV, tokens, weights, weight)
 
     def whole(self) -> None:
         prediction, _ = self.book.read(self.new, self.past, ("gnn_knn",))

@@ -18,7 +18,7 @@ from gnnlm.evaluate.report_tables import cells, change_words, markdown, notes
 from gnnlm.evaluate.tune import Grid, tune_mixes
 from gnnlm.predict import bootstrap
 from gnnlm.predict.bootstrap import bootstrap_interval
-from gnnlm.predict.knn import Evidence, Mix, knn_target_log_probs, mix_log_probs
+from gnnlm.predict.knn import Evidence, Mix, knn_target_log_probs, mix_log_probs, neighbour_weights
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.run import Run
 
@@ -39,7 +39,7 @@ def test_tuning_tries_every_combination(tiny_run: Run) -> None:
     losses = {}
     for i, temperature in enumerate(temperatures):
         for j, k in enumerate(ks):
-            knn = knn_target_log_probs(tokens, similarity.double(), targets, k, temperature)
+            knn = knn_target_log_probs(tokens, neighbour_weights(similarity[:, :k].double(), temperature), targets)
             for m, weight in enumerate(lambdas):
                 loss = -mix_log_probs(base, knn, weight).clamp(min=math.log(1e-300)).mean().item()
                 losses[k, temperature, weight] = loss
@@ -55,7 +55,7 @@ def test_tuning_by_similarity(tiny_run: Run) -> None:
     chosen, table = tune_mixes(text, store, {"base": base.numpy()}, Grid((8,), (0.1,), lambdas, 4), chunk=100)
     mix = chosen["base"]
     assert len(mix.weights) == len(mix.edges) + 1 == 4
-    knn = knn_target_log_probs(tokens, similarity.double(), targets, 8, 0.1)
+    knn = knn_target_log_probs(tokens, neighbour_weights(similarity[:, :8].double(), 0.1), targets)
     evidence = Evidence(similarity[:, 0], torch.ones(len(similarity)))
     weight = mix.weight_of(evidence)
     bucket = torch.bucketize(similarity[:, 0].contiguous(), torch.tensor(mix.edges), right=True)

@@ -238,13 +238,15 @@ def test_rows_of_the_report(compared: Run, tiny_run: Run) -> None:
     ):
         mix = Mix.of(mixes["base"])
         tokens = compared.parts.store.tokens(near.positions)
-        knn = knn_target_log_probs(tokens, near.similarity, targets[real], mix.k, mix.temperature)
+        weights = mix.neighbour_weights(near.similarity)
+        knn = knn_target_log_probs(tokens, weights, targets[real])
         starts = torch.from_numpy(np.array(text.starts, dtype=np.int64))
         offsets = (
             torch.arange(len(states)) - starts[torch.searchsorted(starts, torch.arange(len(states)), right=True) - 1]
         )
         sure = compared.parts.head.confidence(states[real])
-        mixed = mix_log_probs(scores, knn, mix.weight_of(mix.evidence(tokens, near.similarity, offsets[real], sure)))
+        evidence = mix.evidence(tokens, near.similarity, weights, offsets[real], sure)
+        mixed = mix_log_probs(scores, knn, mix.weight_of(evidence))
         assert expected == pytest.approx(np.exp(-mixed.double().mean().item()), rel=1e-4)
     assert found.rows["passages"].tokens_per_second < 900 / facts["seconds"]
     assert found.rows["passages_knn"].ppl != found.rows["passages"].ppl

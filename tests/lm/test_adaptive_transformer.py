@@ -11,7 +11,7 @@ from torch import nn
 
 from gnnlm.lm.adaptive_softmax import AdaptiveHead, AdaptiveInput, load_head
 from gnnlm.lm.adaptive_transformer import AdaptiveOptions, AdaptiveTransformer, sinusoids
-from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs, mixed_log_probs
+from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs, mixed_log_probs, neighbour_weights
 
 SMALL = AdaptiveOptions(vocab_size=40, width=16, layers=3, heads=2, ffn=32, cutoffs=(8, 20), factor=2)
 
@@ -66,10 +66,9 @@ def test_mixes_with_knn() -> None:
     head = make_head().on("cpu")
     states, targets = torch.randn(6, 16), torch.randint(40, (6,))
     tokens, similarity = torch.randint(40, (6, 9)), torch.rand(6, 9)
-    whole = mixed_log_probs(head.log_probs(states), tokens, similarity, 9, 0.3, torch.full((6,), 0.25))
-    one = mix_log_probs(
-        head.target_log_probs(states, targets), knn_target_log_probs(tokens, similarity, targets, 9, 0.3), 0.25
-    )
+    weights = neighbour_weights(similarity, 0.3)
+    whole = mixed_log_probs(head.log_probs(states), tokens, weights, torch.full((6,), 0.25))
+    one = mix_log_probs(head.target_log_probs(states, targets), knn_target_log_probs(tokens, weights, targets), 0.25)
     torch.testing.assert_close(whole.exp().sum(-1), torch.ones(6))
     torch.testing.assert_close(whole.gather(1, targets[:, None])[:, 0], one)
 

@@ -131,9 +131,9 @@ MUTANTS = [
     Mutant(
         "kNN: the softmax is over all neighbours, not the k nearest",
         "predict/knn.py",
-        "return hits_N - scores_NK.logsumexp(-1)",
-        "return hits_N - (similarity_NK / temperature).logsumexp(-1)",
-        "tests/predict/test_knn.py::test_against_dictionaries",
+        "neighbour_weights(similarity_NK[:, : self.k], self.temperature)",
+        "neighbour_weights(similarity_NK, self.temperature)",
+        "tests/predict/test_gate.py::test_against_a_loop",
     ),
     Mutant(
         "mixing: the model's part is not scaled down",

@@ -53,9 +53,11 @@ def test_against_a_loop(
 ) -> None:
     tokens, similarity = [t if s != -math.inf else -1 for t, s in found], [s for _, s in found]
     mix, lm = Mix(k, temperature, 0.5, first=first, gate=GATE), softmax(seed)
+    similarity_NK = torch.tensor([similarity], dtype=torch.float64)
     evidence = mix.evidence(
         torch.tensor([tokens]),
-        torch.tensor([similarity], dtype=torch.float64),
+        similarity_NK,
+        mix.neighbour_weights(similarity_NK),
         torch.tensor([read]),
         Confidence.of(lm),
     )
@@ -86,7 +88,8 @@ def test_a_weight_for_any_neighbours(
     mix = Mix(k, temperature, 0.5, gate=Gate([0.0] * COUNT, [1e-9] * COUNT, weights, bias))
     tokens = torch.tensor([[t if s != -math.inf else -1 for t, s in found]])
     similarity = torch.tensor([[s for _, s in found]], dtype=torch.float32)
-    weight = mix.weight_of(mix.evidence(tokens, similarity, torch.tensor([read]), Confidence.of(softmax(1))))
+    votes = mix.neighbour_weights(similarity)
+    weight = mix.weight_of(mix.evidence(tokens, similarity, votes, torch.tensor([read]), Confidence.of(softmax(1))))
     assert weight.dtype == torch.float32
     assert 0 <= weight.item() < 1
 
@@ -152,7 +155,7 @@ def test_the_weight_is_that_of_the_mix(tiny_run: Run, gated: Predictor) -> None:
     _, prediction = next(text.predictions(gated, 60, PREDICTORS))
     mixed = prediction.log_probs(PREDICTORS)
     for name, state in (("knn", "base"), ("gnn_knn", "gnn")):
-        weight = prediction.knn_weight(name)
+        weight = prediction.distribution(name).knn_weight_N
         assert len(weight.unique()) > 20  # the gate tells positions apart
         mix, lm = gated.mixes[state], mixed[state].double().exp()
         for line in range(60):
@@ -170,7 +173,7 @@ def test_first_tokens_have_their_own_weight(tiny_run: Run, gated: Predictor) -> 
     text = tiny_run.parts.searched("test")
     starts, seen = text.text.document_starts.tolist(), 0
     for positions, prediction in text.predictions(gated, 64, ("knn",)):
-        weight = prediction.knn_weight("knn")
+        weight = prediction.distribution("knn").knn_weight_N
         for line, position in enumerate(positions.tolist()):
             first = position in starts
             assert prediction.read[line] == position - max(start for start in starts if start <= position)
@@ -192,7 +195,7 @@ def test_an_open_book_weighs_as_a_stored_text(tiny_run: Run, gated: Predictor) -
         prediction, past = model.read([part], past, PREDICTORS)
         pieces.append(prediction[0])
     assert torch.cat([piece.read for piece in pieces]).tolist() == list(range(len(ids)))
-    assert pieces[0].knn_weight("knn")[0].item() == pytest.approx(0.05)
+    assert pieces[0].distribution("knn").knn_weight_N[0].item() == pytest.approx(0.05)
     for name in PREDICTORS:
         full = torch.cat([piece.log_probs((name,))[name] for piece in pieces])
         got = full.gather(1, torch.tensor(ids)[:, None])[:, 0].double()

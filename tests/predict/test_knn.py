@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs, mixed_log_probs
+from gnnlm.predict.knn import knn_target_log_probs, mix_log_probs, mixed_log_probs, neighbour_weights
 from tests.reference.knn import knn_distribution, mix
 
 VOCAB = 5
@@ -33,11 +33,10 @@ def test_against_dictionaries(
     tokens_NK = torch.tensor([tokens] * VOCAB)
     similarity_NK = torch.tensor([similarity] * VOCAB, dtype=torch.float64)
     weight_N = torch.tensor([weight], dtype=torch.float64)
-    got = mixed_log_probs(lm[None], tokens_NK[:1], similarity_NK[:1], k, temperature, weight_N)[0].exp()
+    weights_NK = neighbour_weights(similarity_NK[:, :k], temperature)
+    got = mixed_log_probs(lm[None], tokens_NK[:1], weights_NK[:1], weight_N)[0].exp()
     assert got.sum().item() == pytest.approx(1, abs=1e-9)
-    target = mix_log_probs(
-        lm, knn_target_log_probs(tokens_NK, similarity_NK, torch.arange(VOCAB), k, temperature), weight
-    ).exp()
+    target = mix_log_probs(lm, knn_target_log_probs(tokens_NK, weights_NK, torch.arange(VOCAB)), weight).exp()
     for token in range(VOCAB):
         assert got[token].item() == pytest.approx(want[token], abs=1e-9)
         assert target[token].item() == pytest.approx(want[token], abs=1e-9)

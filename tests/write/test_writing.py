@@ -116,7 +116,7 @@ def test_shares_are_exact_and_sum_to_one(book: Book) -> None:
         similarity = at.neighbours.similarity[0, : mix.k].double()
         weights = (similarity / mix.temperature).exp()
         weights = (weights / weights.sum()).tolist()
-        lam = float(at.knn_weight("gnn_knn"))
+        lam = float(at.distribution("gnn_knn").knn_weight_N)
         rows = zip(at.neighbours.positions[0].tolist(), at.tokens[0].tolist(), weights, strict=False)
         want = {row: lam * weight for row, voted, weight in rows if voted == token.id}
         total = sum(want.values()) + (1 - lam) * own

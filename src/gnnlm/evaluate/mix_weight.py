@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gnnlm.datastore.store import Store
 from gnnlm.lm.head import Confidence
-from gnnlm.predict.gate import LOGIT, Gate, standardised
+from gnnlm.predict.gate import LOGIT, Gate, features, standardised
 from gnnlm.predict.knn import Evidence, Mix, bucket_of, knn_target_log_probs, mix_log_probs
 from gnnlm.predict.split_scoring import SearchedText
 
@@ -70,11 +70,11 @@ def sample_text(
         found, read_N = text.table.at(part, mix.k), text.read(part)
         tokens_NK = store.tokens(found.positions.clamp(min=0)).masked_fill_(found.positions < 0, -1)
         similarity_NK, targets_N = found.similarity, text.text.tokens(part)
-        knn_N = knn_target_log_probs(tokens_NK, similarity_NK.double(), targets_N, mix.k, mix.temperature)
+        knn_N = knn_target_log_probs(tokens_NK, mix.neighbour_weights(similarity_NK.double()), targets_N)
         columns = [knn_N, similarity_NK[:, 0], read_N]
         if sure is not None:
             here = Confidence(*(each[start : start + chunk] for each in sure))
-            columns.append(mix.features(tokens_NK, similarity_NK, here))
+            columns.append(features(tokens_NK, similarity_NK, mix.neighbour_weights(similarity_NK), here))
         parts.append(columns)
     knn_N, *seen = map(torch.cat, zip(*parts, strict=True))
     return Sample(torch.from_numpy(scores), knn_N, Evidence(*seen))

@@ -32,7 +32,11 @@ LOGIT = 10.0  # keeps the weight away from 0 and 1 by 5e-5
 
 
 def features(tokens_NK: Tensor, similarity_NK: Tensor, weights_NK: Tensor, sure: Confidence) -> Tensor:
-    """What the gate sees, float64 [N, F]; of neighbours, nearest first, with the weights they have in p_kNN."""
+    """Return what the gate sees, float64 [N, F].
+
+    Neighbours come nearest first; those that have a weight in p_kNN count.
+    """
+    tokens_NK = tokens_NK[:, : weights_NK.shape[1]]
     probs_NK, tokens = token_probs(tokens_NK, weights_NK.double())
     agreement_N = (weights_NK * (tokens_NK == sure.token[:, None])).sum(-1)
     columns = (

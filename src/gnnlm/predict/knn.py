@@ -58,18 +58,21 @@ class Mix:
         gate = values.get("gate")
         return cls(**{**values, "gate": None if gate is None else Gate(**gate)})
 
-    def evidence(self, tokens_NK: Tensor, similarity_NK: Tensor, read_N: Tensor, sure: Confidence | None) -> Evidence:
-        """What the weight depends on, given neighbours, nearest first, and, for a gate, how sure the softmax is."""
+    def neighbour_weights(self, similarity_NK: Tensor) -> Tensor:
+        """Return the weights of the k nearest neighbours in p_kNN, [N, k]."""
+        return neighbour_weights(similarity_NK[:, : self.k], self.temperature)
+
+    def evidence(
+        self, tokens_NK: Tensor, similarity_NK: Tensor, weights_NK: Tensor, read_N: Tensor, sure: Confidence | None
+    ) -> Evidence:
+        """Return what the weight depends on; a gate also needs how sure the softmax is.
+
+        Neighbours come nearest first; `weights_NK` are those of `neighbour_weights`.
+        """
         if self.gate is None:
             return Evidence(similarity_NK[:, 0], read_N)
         assert sure is not None, "a gate looks at the softmax"
-        return Evidence(similarity_NK[:, 0], read_N, self.features(tokens_NK, similarity_NK, sure))
-
-    def features(self, tokens_NK: Tensor, similarity_NK: Tensor, sure: Confidence) -> Tensor:
-        """What a gate sees of the k nearest neighbours, [N, F]."""
-        similarity_NK = similarity_NK[:, : self.k]
-        weights_NK = neighbour_weights(similarity_NK, self.temperature)
-        return features(tokens_NK[:, : self.k], similarity_NK, weights_NK, sure)
+        return Evidence(similarity_NK[:, 0], read_N, features(tokens_NK, similarity_NK, weights_NK, sure))
 
     def weight_of(self, evidence: Evidence) -> Tensor:
         """The weight of p_kNN at each position, [N]: the one place where it is computed; 0 without neighbours.
@@ -106,31 +109,31 @@ def neighbour_weights(similarity_NK: Tensor, temperature: float) -> Tensor:
     return torch.nan_to_num(weights_NK, nan=0.0)
 
 
-def knn_target_log_probs(
-    tokens_NK: Tensor, similarity_NK: Tensor, targets_N: Tensor, k: int, temperature: float
-) -> Tensor:
-    """log p_kNN of one token per position, [N]; NaN where there is no neighbour."""
-    scores_NK = similarity_NK[:, :k] / temperature
-    hit_NK = tokens_NK[:, :k] == targets_N[:, None]
-    hits_N = scores_NK.masked_fill(~hit_NK, -math.inf).logsumexp(-1)
-    return hits_N - scores_NK.logsumexp(-1)
+def knn_target_log_probs(tokens_NK: Tensor, weights_NK: Tensor, targets_N: Tensor) -> Tensor:
+    """Return log p_kNN of one token per position, [N]; NaN where there is no neighbour.
+
+    `tokens_NK` may have more neighbours than `weights_NK`; the nearest count.
+
+    >>> knn_target_log_probs(torch.tensor([[7, 3, 7]]), torch.tensor([[0.5, 0.5]]), torch.tensor([7])).exp()
+    tensor([0.5000])
+    """
+    hit_NK = tokens_NK[:, : weights_NK.shape[1]] == targets_N[:, None]
+    empty_N = ~weights_NK.any(-1)
+    return (weights_NK * hit_NK).sum(-1).log().masked_fill(empty_N, math.nan)
 
 
-def mixed_log_probs(
-    lm_NV: Tensor, tokens_NK: Tensor, similarity_NK: Tensor, k: int, temperature: float, weight_N: Tensor
-) -> Tensor:
+def mixed_log_probs(lm_NV: Tensor, tokens_NK: Tensor, weights_NK: Tensor, weight_N: Tensor) -> Tensor:
     """log(weight p_kNN + (1 - weight) p_LM) over the whole vocabulary, [N, V]; p_LM where there is no neighbour.
 
     Only the neighbours' tokens are mixed one by one; the others' log-probabilities are shifted.
 
     >>> lm = torch.tensor([[0.5, 0.3, 0.2]]).log()
-    >>> mixed_log_probs(lm, torch.tensor([[2, 2, 0]]), torch.zeros(1, 3), 3, 1.0, torch.tensor([0.6])).exp()
+    >>> mixed_log_probs(lm, torch.tensor([[2, 2, 0]]), torch.full((1, 3), 1 / 3), torch.tensor([0.6])).exp()
     tensor([[0.4000, 0.1200, 0.4800]])
     """
-    tokens_NK = tokens_NK[:, :k].clamp(min=0)
-    weights_NK = neighbour_weights(similarity_NK[:, :k], temperature)
+    tokens_NK = tokens_NK[:, : weights_NK.shape[1]].clamp(min=0)
     mass_NK = torch.zeros_like(lm_NV).scatter_add_(1, tokens_NK, weights_NK.to(lm_NV)).gather(1, tokens_NK)
-    empty_N = torch.isneginf(similarity_NK[:, :k]).all(-1)
+    empty_N = ~weights_NK.any(-1)
     weight_N1 = weight_N.masked_fill(empty_N, 0.0)[:, None].to(lm_NV)
     out_NV = lm_NV + torch.log1p(-weight_N1)
     both_NK = torch.logaddexp(mass_NK.log() + weight_N1.log(), out_NV.gather(1, tokens_NK))

@@ -21,7 +21,7 @@ from gnnlm.gnn.model import GnnModel, LayerAttention, SourceCache
 from gnnlm.graph.batch import Context
 from gnnlm.lm.head import Confidence, Head
 from gnnlm.predict.graphs import GraphBuilder
-from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs, mixed_log_probs
+from gnnlm.predict.knn import Mix, knn_target_log_probs, mix_log_probs, mixed_log_probs, neighbour_weights
 from gnnlm.retrieval.neighbours import Neighbours
 
 PREDICTORS = ("base", "knn", "gnn", "gnn_knn")
@@ -33,6 +33,14 @@ MIXED = ("knn", "gnn_knn")  # the predictors that mix p_kNN in
 def perplexity(loss: float) -> float:
     """exp of a mean negative log-probability; infinite if it is too large for a float."""
     return math.exp(loss) if loss < 700 else math.inf
+
+
+class Distribution(NamedTuple):
+    """A predictor's log-probabilities over the vocabulary, and what p_kNN has to do with them."""
+
+    log_probs_NV: Tensor
+    knn_weight_N: Tensor  # of p_kNN in the mixture; 0 for a predictor without it
+    neighbour_weights_NK: Tensor  # of the nearest neighbours in p_kNN
 
 
 class LmScores(NamedTuple):
@@ -77,29 +85,35 @@ class Prediction:
                 found[name] = LmScores(head.target_log_probs(states_ND, targets_N))
         return found
 
-    def knn_weight(self, name: str, sure: Confidence | None = None) -> Tensor:
-        """The weight of p_kNN at each position, [N], in the predictor `knn` or `gnn_knn`; of [N] positions.
+    def neighbour_weights(self, name: str) -> Tensor:
+        """Return the weights of the nearest neighbours in p_kNN, [N, k].
 
-        `sure` is how sure that predictor's softmax is; a gate needs it, and makes a pass of the softmax if it is not
-        given.
+        For a predictor without p_kNN: those that all its neighbours would have.
         """
-        state = STATE_OF[name]
-        if sure is None and state in self.predictor.gated((name,)):
-            sure = self.predictor.head.confidence(self.states[state])
-        mix = self.predictor.mixes[state]
-        return mix.weight_of(mix.evidence(self.tokens, self.neighbours.similarity, self.read, sure))
+        mix = self.predictor.mixes[STATE_OF[name]]
+        if name not in MIXED:
+            return neighbour_weights(self.neighbours.similarity, mix.temperature)
+        return mix.neighbour_weights(self.neighbours.similarity)
+
+    def knn_weight(self, name: str, weights_NK: Tensor, sure: Confidence | None) -> Tensor:
+        """Return the weight of p_kNN at each position, [N], in the predictor `knn` or `gnn_knn`.
+
+        `weights_NK` are the neighbours' weights in p_kNN; `sure` is how sure the predictor's softmax is, for a gate.
+        """
+        mix = self.predictor.mixes[STATE_OF[name]]
+        return mix.weight_of(mix.evidence(self.tokens, self.neighbours.similarity, weights_NK, self.read, sure))
 
     def mixed_target_log_probs(
         self, lm: Mapping[str, LmScores], targets_N: Tensor, wanted: Collection[str]
     ) -> dict[str, Tensor]:
-        """The log-probabilities of the wanted predictors, [N] each, given those of each softmax."""
+        """Return the log-probabilities of the wanted predictors, [N] each, given those of each softmax."""
         scores = {}
         for name in wanted:
             scores[name], sure = lm[STATE_OF[name]]
             if name in MIXED:
-                mix = self.predictor.mixes[STATE_OF[name]]
-                knn = knn_target_log_probs(self.tokens, self.neighbours.similarity, targets_N, mix.k, mix.temperature)
-                scores[name] = mix_log_probs(scores[name], knn, self.knn_weight(name, sure))
+                weights_NK = self.neighbour_weights(name)
+                knn_N = knn_target_log_probs(self.tokens, weights_NK, targets_N)
+                scores[name] = mix_log_probs(scores[name], knn_N, self.knn_weight(name, weights_NK, sure))
         return scores
 
     def target_log_probs(self, targets_N: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
@@ -111,20 +125,20 @@ class Prediction:
         """Log-probabilities over the whole vocabulary, [N, V], by predictor; of a prediction over [N] positions."""
         used = dict.fromkeys(STATE_OF[name] for name in wanted)
         lm = {state: self.predictor.head.log_probs(self.states[state]) for state in used}
-        return {name: self._mixed(name, lm[STATE_OF[name]])[0] for name in wanted}
+        return {name: self._distribution(name, lm[STATE_OF[name]]).log_probs_NV for name in wanted}
 
-    def distribution(self, name: str) -> tuple[Tensor, Tensor]:
-        """One predictor's log-probabilities over the vocabulary, [N, V], and the weight of p_kNN in them, [N]."""
-        return self._mixed(name, self.predictor.head.log_probs(self.states[STATE_OF[name]]))
+    def distribution(self, name: str) -> Distribution:
+        """Return one predictor's distribution; of a prediction over [N] positions."""
+        return self._distribution(name, self.predictor.head.log_probs(self.states[STATE_OF[name]]))
 
-    def _mixed(self, name: str, lm_NV: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, given those of the predictor's softmax."""
+    def _distribution(self, name: str, lm_NV: Tensor) -> Distribution:
+        """Return a predictor's distribution, given its softmax."""
+        weights_NK = self.neighbour_weights(name)
         if name not in MIXED:
-            return lm_NV, lm_NV.new_zeros(len(lm_NV))
-        mix = self.predictor.mixes[STATE_OF[name]]
-        weight_N = self.knn_weight(name, None if mix.gate is None else Confidence.of(lm_NV))
-        similarity_NK = self.neighbours.similarity
-        return mixed_log_probs(lm_NV, self.tokens, similarity_NK, mix.k, mix.temperature, weight_N), weight_N
+            return Distribution(lm_NV, lm_NV.new_zeros(len(lm_NV)), weights_NK)
+        gated = self.predictor.mixes[STATE_OF[name]].gate is not None
+        weight_N = self.knn_weight(name, weights_NK, Confidence.of(lm_NV) if gated else None)
+        return Distribution(mixed_log_probs(lm_NV, self.tokens, weights_NK, weight_N), weight_N, weights_NK)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnlm.predict.knn import neighbour_weights
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past
-from gnnlm.predict.predictor import MIXED, STATE_OF, Prediction
+from gnnlm.predict.predictor import MIXED, Prediction
 from gnnlm.write.detokenizer import TextStream
 from gnnlm.write.drafter import LONGEST, Costs, Draft, Drafter, best_length
 from gnnlm.write.sampling import choose_token
@@ -152,7 +151,7 @@ class Writer:
         targets = prompt.tokens[first : first + len(prediction.real)]
         for start in range(0, len(targets), SCORED_AT_ONCE):
             some = targets[start : start + SCORED_AT_ONCE]
-            log_probs_NV, _ = prediction[start : start + len(some)].distribution(self.predictor)
+            log_probs_NV = prediction[start : start + len(some)].distribution(self.predictor).log_probs_NV
             found_N = log_probs_NV.gather(1, torch.tensor(some, device=log_probs_NV.device)[:, None])[:, 0].tolist()
             tops = [top_of(line_V, prompt.settings.top) for line_V in log_probs_NV]
             records = [Scored(*one) for one in zip(some, found_N, tops, strict=True)]
@@ -209,13 +208,12 @@ class Writer:
 
         A predictor without p_kNN takes nothing from single neighbours; theirs are the weights that p_kNN would have.
         """
-        name = self.predictor
-        log_probs_NV, weight_N = prediction.distribution(name)
-        mix, similarity_NK = prediction.predictor.mixes[STATE_OF[name]], prediction.neighbours.similarity
-        k = mix.k if name in MIXED else similarity_NK.shape[-1]
-        parts_NK = torch.zeros_like(similarity_NK)
-        parts_NK[:, :k] = neighbour_weights(similarity_NK[:, :k], mix.temperature)
-        return log_probs_NV, parts_NK * weight_N[:, None] if name in MIXED else parts_NK
+        found = prediction.distribution(self.predictor)
+        weights_NK = found.neighbour_weights_NK
+        if self.predictor in MIXED:
+            weights_NK = weights_NK * found.knn_weight_N[:, None]
+        beyond = prediction.tokens.shape[-1] - weights_NK.shape[-1]  # neighbours that p_kNN does not use
+        return found.log_probs_NV, torch.nn.functional.pad(weights_NK, (0, beyond))
 
     def written(self, at: Prediction, log_probs_V: Tensor, parts_K: Tensor, token: int, top: int = 0) -> Written:
         """The record of a token that follows the prediction at one position."""
