@@ -115,11 +115,11 @@ def test_transformer_is_causal_and_streams() -> None:
     torch.manual_seed(0)
     model = AdaptiveTransformer(SMALL).eval()
     tokens = torch.randint(40, (2, 12))
-    whole = model.encode(tokens)
+    whole = model.stream(tokens)
     changed = tokens.clone()
     changed[:, 7] = (changed[:, 7] + 1) % 40
-    torch.testing.assert_close(model.encode(changed).states[:, :7], whole.states[:, :7])
-    assert not torch.allclose(model.encode(changed).states[:, 7:], whole.states[:, 7:])
+    torch.testing.assert_close(model.stream(changed).states[:, :7], whole.states[:, :7])
+    assert not torch.allclose(model.stream(changed).states[:, 7:], whole.states[:, 7:])
     parts, past = [], None
     for part in tokens.split([5, 1, 1, 5], dim=1):
         out = model(part, past)

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 import gnnlm
 from gnnlm.errors import ModelError
-from gnnlm.lm.convert import convert_fairseq, convert_transformer_xl, read_fairseq_dictionary
+from gnnlm.lm.convert_fairseq import convert_fairseq, read_fairseq_dictionary
+from gnnlm.lm.convert_transformer_xl import convert_transformer_xl
 from tests.cli import error_line
 from tests.cli import gnnlm as run_gnnlm
 

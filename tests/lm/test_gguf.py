@@ -15,8 +15,9 @@ import transformers
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
 from gnnlm.lm.hf_loading import save_hf
-from gnnlm.lm.hf_model import HFModel, resolve_model
+from gnnlm.lm.hf_model import HFModel
 from gnnlm.lm.load_lm import load_lm
+from gnnlm.lm.model_files import resolve_model
 from tests.conftest import make_tokenizer, save_tiny_lm
 
 gguf = pytest.importorskip("gguf")

@@ -18,8 +18,9 @@ from gnnlm.errors import ModelError
 from gnnlm.lm import hf_model as hf
 from gnnlm.lm.adaptive_softmax import load_head
 from gnnlm.lm.head import SoftmaxHead
-from gnnlm.lm.hf_model import HFModel, model_fingerprint, resolve_model
+from gnnlm.lm.hf_model import HFModel
 from gnnlm.lm.load_lm import load_lm
+from gnnlm.lm.model_files import model_fingerprint, resolve_model
 from tests.conftest import make_tokenizer, save_tiny_lm
 
 SMALL: dict[str, Any] = {"vocab_size": 300, "max_position_embeddings": 64}

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from gnnlm.config import LMConfig
 from gnnlm.errors import ModelError
-from gnnlm.lm import hf_model as hf
 from gnnlm.lm.adaptive_transformer import AdaptiveOptions
 from gnnlm.lm.base_lm import BaseLM
 from gnnlm.lm.load_lm import load_lm
+from gnnlm.lm.model_files import resolve_model
 from gnnlm.lm.native_lm import NativeLM, make_model
 from tests.cli import Process, error_line, finished
 from tests.conftest import WriteConfig, make_tokenizer, save_tiny_lm
@@ -273,11 +273,11 @@ def test_missing_and_damaged_tokenizers(copied: Callable[[str], Path]) -> None:
 def test_paths_that_are_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ModelError, match="got another kind of file"):
-        hf.resolve_model(str(tmp_path / "model.safetensors"))
+        resolve_model(str(tmp_path / "model.safetensors"))
     (tmp_path / "config.json").touch()
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(tmp_path / "none"))
     with pytest.raises(ModelError, match=r"\(the repository has no safetensors weights\); check the spelling"):
-        hf.resolve_model("some/model")
+        resolve_model("some/model")
 
 
 def test_saved_models_of_the_paper(tmp_path: Path) -> None:

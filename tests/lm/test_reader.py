@@ -149,8 +149,8 @@ class Calls:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_way_a_family_reads_on_is_found_out(name: str) -> None:
     lm = make_lm(name)
-    assert lm._stream.way is FAMILIES[name][0]
-    assert lm.ragged == (lm._stream.way is StreamMode.RAGGED)
+    assert lm._stream.mode is FAMILIES[name][0]
+    assert lm.ragged == (lm._stream.mode is StreamMode.RAGGED)
 
 
 @pytest.mark.parametrize("name", MODELS)

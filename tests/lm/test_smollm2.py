@@ -11,8 +11,8 @@ import torch
 
 from gnnlm.config import LMConfig
 from gnnlm.datastore.encode import encode_tokens
-from gnnlm.lm.hf_model import resolve_model
 from gnnlm.lm.load_lm import load_lm
+from gnnlm.lm.model_files import resolve_model
 
 pytestmark = [
     pytest.mark.slow,

@@ -72,7 +72,7 @@ def test_memory_equals_one_long_pass() -> None:
     tokens = torch.randint(20, (2, 12))
     model = make_model(memory=12)
     whole = model(tokens).states
-    torch.testing.assert_close(model.encode(tokens).states, whole)
+    torch.testing.assert_close(model.stream(tokens).states, whole)
     parts, past = [], None
     for part in tokens.split([5, 1, 6], dim=1):
         out = model(part, past)
@@ -85,7 +85,7 @@ def test_one_layer_with_same_length_needs_no_more_memory() -> None:
     """Every token attends to `memory` tokens whatever the segment: with one layer that is one long pass, banded."""
     tokens = torch.randint(20, (1, 12))
     model = make_model(layers=1, same_length=True)
-    torch.testing.assert_close(model.encode(tokens).states, model(tokens).states)
+    torch.testing.assert_close(model.stream(tokens).states, model(tokens).states)
 
 
 @pytest.mark.parametrize("memory", [4, 8, 6, 2])
@@ -94,12 +94,12 @@ def test_receptive_field(memory: int) -> None:
     model = make_model(layers=2, memory=memory)
     field = model.receptive_field
     tokens = torch.randint(20, (1, 40))
-    before = model.encode(tokens).states[0]
+    before = model.stream(tokens).states[0]
     reach = 0
     for t in range(40):
         changed = tokens.clone()
         changed[0, t] = (changed[0, t] + 1) % 20
-        moved = (model.encode(changed).states[0] - before).abs().amax(1) > 1e-7
+        moved = (model.stream(changed).states[0] - before).abs().amax(1) > 1e-7
         assert not moved[:t].any()
         reach = max(reach, int(moved.nonzero().max()) - t + 1)
     assert reach <= field
@@ -129,7 +129,7 @@ def test_windows_that_overlap_enough_carry_the_memory_exactly() -> None:
     assert model.receptive_field == config.context
     got = encode_tokens(lm, tokens, config).states
     read = torch.tensor([[lm.start_token, *tokens.tolist()]])
-    torch.testing.assert_close(torch.from_numpy(got), model.encode(read).states[0])
+    torch.testing.assert_close(torch.from_numpy(got), model.stream(read).states[0])
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))

@@ -109,7 +109,7 @@ def fairseq(
     ] = None,
 ) -> None:
     """Convert an adaptive-input language model of fairseq (adaptive_lm_wiki103.v2, adaptive_lm_gbw_huge)."""
-    from gnnlm.lm.convert import convert_fairseq
+    from gnnlm.lm.convert_fairseq import convert_fairseq
 
     _save_converted(convert_fairseq(model, dictionary, heads), out_)
 
@@ -129,7 +129,7 @@ def transformer_xl(
     pre_norm: Annotated[bool, typer.Option("--pre-norm", help="Layer norms come before the sublayers.")] = False,
 ) -> None:
     """Convert a state dict with the tensor names of the original Transformer-XL, or of its port to transformers."""
-    from gnnlm.lm.convert import convert_transformer_xl
+    from gnnlm.lm.convert_transformer_xl import convert_transformer_xl
 
     _save_converted(convert_transformer_xl(model, segment, memory, vocabulary, same_length, clamp, pre_norm), out_)
 

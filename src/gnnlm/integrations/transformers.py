@@ -27,7 +27,7 @@ from gnnlm.integrations.drafted import drafted
 from gnnlm.integrations.model_inputs import checked_ids, kept, new_columns, own_cache
 from gnnlm.integrations.past_cache import Columns, OpenBookCache, View
 from gnnlm.lm.hf_loading import load_tokenizer
-from gnnlm.lm.hf_model import resolve_model
+from gnnlm.lm.model_files import resolve_model
 from gnnlm.lm.native_lm import is_native
 from gnnlm.predict.predictor import Prediction
 from gnnlm.retrieval.index import Allowed

@@ -1,12 +1,12 @@
 """Adaptive input embeddings and adaptive softmax: rare words get narrow vectors.
 
-The vocabulary, sorted by frequency, is cut into bands. A token of band b has a vector of its band's width, which a
-projection takes to the model's width. The softmax reads the same matrices the other way:
+The vocabulary, sorted by frequency, is cut into bands. A token of band b has a vector of its band's width, which is
+projected to the model's width. The softmax uses the same matrices in the other direction:
 
     p(w)  =  p(w | head)                  w in band 0; the head also holds one class per other band
     p(w)  =  p(class b | head) p(w | b)   w in band b
 
-One set of tensors serves both where weights are tied: the modules then share parameters.
+If weights are tied, both modules share their parameters.
 
 Shapes: N states, D width, b bands, V_b words of a band, d_b width of a band.
 """
@@ -37,12 +37,12 @@ def band_widths(width: int, factor: float, bands: int) -> list[int]:
 
 
 class AdaptiveInput(nn.Module):
-    """Token ids -> vectors of the model's width."""
+    """Turns token ids into vectors of the model's width."""
 
     def __init__(self, cutoffs: Sequence[int], widths: Sequence[int], width: int, projected: bool = True) -> None:
         """`cutoffs` are the ends of the bands; the last one is the vocabulary's size.
 
-        Not `projected`: there is one band, as wide as the model, and its vectors are taken as they are.
+        Without `projected`, there is one band as wide as the model, and its vectors are not projected.
         """
         super().__init__()
         assert projected or list(widths) == [width]
@@ -58,9 +58,8 @@ class AdaptiveInput(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         if len(self.cutoffs) == 1:
             return self._band(tokens, 0)
-        out: Tensor = self.words[0].new_full(
-            (*tokens.shape, self.width), float("nan")
-        )  # for ids outside the vocabulary
+        nan = float("nan")  # stays for ids outside the vocabulary
+        out: Tensor = self.words[0].new_full((*tokens.shape, self.width), nan)
         start = 0
         for band, end in enumerate(self.cutoffs):
             here = (tokens >= start) & (tokens < end)
@@ -77,7 +76,7 @@ class AdaptiveInput(nn.Module):
 
 
 class AdaptiveHead(Head):
-    """The softmax over bands. Its parameters may be those of an AdaptiveInput."""
+    """The softmax over bands. It may share its parameters with an AdaptiveInput."""
 
     def __init__(
         self,
@@ -88,10 +87,10 @@ class AdaptiveHead(Head):
         biases: Sequence[Tensor] = (),
         dropout: float = 0.0,
     ) -> None:
-        """`words` [V_b, d_b] of every band, `projections` [D, d_b] of all but the first, `classes` [bands - 1, D].
+        """Make a head of `words` [V_b, d_b] of each band, `projections` [D, d_b] of all but the first, and `classes`.
 
-        `head_projection` [D, d_0] is needed if band 0 is narrower than the model; `biases` are those of every
-        band's words, then those of the classes.
+        `classes` is [bands - 1, D]. `head_projection` [D, d_0] is needed if band 0 is narrower than the model. `biases`
+        are those of each band's words, then those of the classes.
         """
         super().__init__()
         self.words, self.projections = nn.ParameterList(words), nn.ParameterList(projections)
@@ -103,7 +102,7 @@ class AdaptiveHead(Head):
 
     @classmethod
     def beside(cls, inputs: AdaptiveInput, tie_words: bool, tie_projections: bool, dropout: float) -> AdaptiveHead:
-        """The head of the same bands that shares an input's vectors, its projections, or neither."""
+        """Return a head with the bands of an input, which shares its vectors, its projections, or neither."""
 
         def own(tensor: Tensor) -> nn.Parameter:
             return nn.Parameter(nn.init.xavier_uniform_(torch.empty_like(tensor)))
@@ -163,14 +162,14 @@ class AdaptiveHead(Head):
         return values
 
     def _head(self, states: Tensor) -> Tensor:
-        """Log-probabilities of the first band's words and of the other bands, [..., V_0 + bands - 1]."""
+        """Return log-probabilities of the first band's words and of the other bands, [..., V_0 + bands - 1]."""
         inner = states if self.head_projection is None else states @ self.head_projection
         word_bias, class_bias = (self.biases[0], self.biases[-1]) if len(self.biases) else (None, None)
         words = F.linear(inner, self.words[0], word_bias)
         return torch.cat([words, F.linear(states, self.classes, class_bias)], dim=-1).float().log_softmax(-1)
 
     def _tail(self, states: Tensor, band: int) -> Tensor:
-        """Log-probabilities of a band's words, given the band."""
+        """Return log-probabilities of a band's words, given the band."""
         inner = self.dropout(states @ self.projections[band])
         bias = self.biases[band + 1] if len(self.biases) else None
         return F.linear(inner, self.words[band + 1], bias).float().log_softmax(-1)
@@ -184,7 +183,7 @@ class AdaptiveHead(Head):
 
     @classmethod
     def load(cls, tensors: dict[str, Tensor]) -> AdaptiveHead:
-        """A head from the tensors that `save` wrote."""
+        """Make a head from the tensors that `save` wrote."""
 
         def listed(name: str) -> list[Tensor]:
             count = sum(key.startswith(f"{name}.") for key in tensors)
@@ -201,12 +200,12 @@ class AdaptiveHead(Head):
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:
-    """The tensor as a parameter; a parameter is returned itself, so that it stays tied."""
+    """Return a tensor as a parameter. A parameter is returned itself, so that it stays tied."""
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
 
 
 class _ChunkedValues(torch.autograd.Function):
-    """A function of single states, computed in chunks together with its gradient, so that nothing else is kept."""
+    """A function of single states, computed in chunks together with its gradient, which is all that is kept."""
 
     @staticmethod
     def forward(
@@ -232,6 +231,6 @@ class _ChunkedValues(torch.autograd.Function):
 
 
 def load_head(path: Path) -> Head:
-    """A head of either kind, from the file that `save` wrote."""
+    """Load a head of either kind from the file that `save` wrote."""
     tensors = load_file(path)
     return AdaptiveHead.load(tensors) if "classes" in tensors else SoftmaxHead.load(tensors)

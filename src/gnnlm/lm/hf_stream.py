@@ -1,9 +1,9 @@
 """How a transformers model reads on from a past.
 
-Most families keep keys and values, and take position ids and a mask: texts of different lengths then go through the
-model together. Others support less, and some do not support what their arguments promise (a Mamba ignores its state
-if it reads several tokens at once). So the ways are tried on a probe, the best first, and the first that gives the
-states of one pass is used.
+Most families keep keys and values, and take position ids and a mask, so texts of different lengths go through the model
+together. Other families support less, and some do not support what their arguments promise (a Mamba ignores its state
+if it reads several tokens at once). So the modes are tried on a probe, the best first; the first one whose states equal
+those of a single pass is used.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from gnnlm.lm.base_lm import ModelPast, StreamOutput
 from gnnlm.lm.kv_cache import KeyValues, SlotGrowth
 
-STEPS = 16  # forward passes for a model that reads token by token; for more, its window is read again in one
+MAX_STEPS = 16  # more new tokens than this are not read token by token: the text is read again in one pass
 CACHES = ("past_key_values", "cache_params", "state")  # its names in the families of models
 
-# tokens, whether keys are wanted, and arguments for the model -> states, keys and the model's own output
+# (tokens, whether keys are wanted, arguments for the model) -> (states, keys, the model's own output)
 Forward = Callable[..., tuple[Tensor, Tensor | None, Any]]
 
 
 class StreamMode(enum.Enum):
+    """What a model keeps of the tokens it has read, and how new tokens are given to it."""
+
     RAGGED = "keys and values, for texts of different lengths"
     EVEN = "keys and values, for texts of equal length"
     CHUNKS = "the model's own cache, several tokens at a time"
@@ -39,86 +41,92 @@ class StreamMode(enum.Enum):
 
 
 class HFStream:
-    """A model that reads on in one of these ways."""
+    """A model that reads on in one of these modes."""
 
-    def __init__(self, base: nn.Module, forward: Forward, way: StreamMode) -> None:
-        self._forward, self.way, self._cache = forward, way, _cache_argument(base)
+    def __init__(self, base: nn.Module, forward: Forward, mode: StreamMode) -> None:
+        self.mode = mode
+        self._forward = forward
+        self._cache = _cache_argument(base)
 
     @property
     def ragged(self) -> bool:
-        return self.way is StreamMode.RAGGED
+        return self.mode is StreamMode.RAGGED
 
     def read(self, tokens_BT: Tensor, past: Any, counts: Sequence[int] | None, keys: bool) -> StreamOutput:
-        if self.way in (StreamMode.RAGGED, StreamMode.EVEN):
+        if self.mode in (StreamMode.RAGGED, StreamMode.EVEN):
             return self._read_slots(tokens_BT, past, counts or [tokens_BT.shape[1]] * len(tokens_BT), keys)
-        if self.way is StreamMode.NONE:
+        if self.mode is StreamMode.NONE:
             assert past is None, "there is no past to read on from"
             return StreamOutput(*self._forward(tokens_BT, keys, use_cache=False)[:2], None)
-        return self._read_own(tokens_BT.cpu(), past, keys)
+        return self._read_opaque(tokens_BT.cpu(), past, keys)
 
-    def _read_own(self, tokens_BT: Tensor, past: OpaqueCache | None, keys: bool) -> StreamOutput:
+    def _read_opaque(self, tokens_BT: Tensor, past: OpaqueCache | None, keys: bool) -> StreamOutput:
+        """Read on with the model's own cache, or read the whole text again if token by token would take longer."""
         new = tokens_BT.shape[1]
         text_BT = tokens_BT if past is None else torch.cat([past.tokens_BT, tokens_BT], dim=1)
-        steps = self.way is StreamMode.STEPS and past is not None
-        if past is None or (steps and new > STEPS):
+        step_by_step = self.mode is StreamMode.STEPS
+        if past is None or (step_by_step and new > MAX_STEPS):
             cache, parts = None, [text_BT]
         else:
-            cache, parts = copy.deepcopy(past.cache), tokens_BT.split(1 if steps else new, dim=1)
-        read = []
+            cache, parts = copy.deepcopy(past.cache), tokens_BT.split(1 if step_by_step else new, dim=1)
+        states: list[Tensor] = []
+        recorded: list[Any] = []
         for part_BT in parts:
-            states, read_keys, out = self._forward(part_BT, keys, use_cache=True, **{self._cache: cache})
-            read.append((states, read_keys))
+            part_states, part_keys, out = self._forward(part_BT, keys, use_cache=True, **{self._cache: cache})
+            states.append(part_states)
+            recorded.append(part_keys)
             cache = getattr(out, self._cache)
-        made, made_keys = zip(*read, strict=True)
-        states, read_keys = torch.cat(made, dim=1)[:, -new:], torch.cat(made_keys, dim=1)[:, -new:] if keys else None
-        return StreamOutput(states, read_keys, OpaqueCache(cache, text_BT))
+        keys_BTD = torch.cat(recorded, dim=1)[:, -new:] if keys else None
+        return StreamOutput(torch.cat(states, dim=1)[:, -new:], keys_BTD, OpaqueCache(cache, text_BT))
 
     def _read_slots(self, tokens_BT: Tensor, past: KeyValues | None, counts: Sequence[int], keys: bool) -> StreamOutput:
-        cache = (
-            DynamicCache()
-        )  # without a config, layers with sliding windows keep everything too, so they can be cropped
+        cache = DynamicCache()  # made without a config, layers with sliding windows keep everything and can be cropped
         if past is None:
             states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache)
             layers = tuple((layer.keys, layer.values) for layer in cache.layers)
             return StreamOutput(states, read, KeyValues.of(layers, counts))
         new = tokens_BT.shape[1]
-        growth, placing = SlotGrowth(past, new), _placing(past.held, new)
+        growth = SlotGrowth(past, new)
         cache.layers = [SlotLayer(layer, growth) for layer in past.layers]
+        placing = _positions_and_mask(past.held, new)
         states, read, _ = self._forward(tokens_BT, keys, use_cache=True, past_key_values=cache, **placing)
         return StreamOutput(states, read, growth.grown(tuple(layer.slots for layer in cache.layers), counts))
 
 
-def find_way(base: nn.Module, vocab_size: int, forward: Forward) -> StreamMode:
-    """The best way that works for a model; `forward` must calculate in full precision."""
+def find_mode(base: nn.Module, vocab_size: int, forward: Forward) -> StreamMode:
+    """Return the best mode that works for a model; `forward` must calculate in full precision."""
     texts = [[(row + step) % vocab_size for step in range(8)] for row in (0, 5)]
     wanted_BTD = forward(torch.tensor(texts), use_cache=False)[0]
     margin = float(wanted_BTD.abs().max()) * 3 * torch.finfo(next(base.parameters()).dtype).eps ** 0.5
-    for way in _possible_ways(base):
+    for mode in _possible_modes(base):
         try:
-            if _gap(HFStream(base, forward, way), texts, wanted_BTD) < margin:
-                return way
-        except Exception:  # models raise many kinds for what they do not support
+            if _gap(HFStream(base, forward, mode), texts, wanted_BTD) < margin:
+                return mode
+        except Exception:  # models raise many kinds of errors for what they do not support
             continue
     return StreamMode.NONE
 
 
-def _possible_ways(base: nn.Module) -> list[StreamMode]:
-    """The ways that the model has arguments for, the best first."""
+def _possible_modes(base: nn.Module) -> list[StreamMode]:
+    """Return the modes that the model has arguments for, the best first."""
     cache = _cache_argument(base)
-    ways = [StreamMode.CHUNKS, StreamMode.STEPS] if cache else []
+    modes = [StreamMode.CHUNKS, StreamMode.STEPS] if cache else []
     if cache == CACHES[0]:
         kinds = {type(layer) for layer in DynamicCache(config=base.config).layers}
         if kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
             ragged = {"attention_mask", "position_ids"} <= _arguments(base)
-            ways = [*([StreamMode.RAGGED] if ragged else []), StreamMode.EVEN, *ways]
-    return ways
+            modes = [*([StreamMode.RAGGED] if ragged else []), StreamMode.EVEN, *modes]
+    return modes
 
 
 @torch.inference_mode()
 def _gap(stream: HFStream, texts: list[list[int]], wanted_BTD: Tensor) -> float:
-    """The largest error in the states of two texts that are read in two pieces and swapped in between."""
+    """Return the largest error in the states of two texts, read in two pieces and swapped in between."""
     gap = 0.0
-    for counts, more in [((4, 2), (1, 3))] if stream.way is StreamMode.RAGGED else [((4, 4), (2, 2)), ((1, 1), (3, 3))]:
+    lengths = [((4, 4), (2, 2)), ((1, 1), (3, 3))]
+    if stream.mode is StreamMode.RAGGED:
+        lengths = [((4, 2), (1, 3))]
+    for counts, more in lengths:
         tokens = torch.tensor([text[: max(counts)] for text in texts])
         past = stream.read(tokens, None, counts, False).past
         assert past is not None
@@ -135,12 +143,12 @@ def _arguments(base: nn.Module) -> set[str]:
 
 
 def _cache_argument(base: nn.Module) -> str:
-    """The argument that takes a cache; empty if there is none."""
+    """Return the name of the argument that takes a cache; empty if there is none."""
     return next((name for name in CACHES if name in _arguments(base)), "")
 
 
 class SlotLayer(DynamicLayer):  # type: ignore[misc]
-    """A layer of a past as transformers sees it, for one forward pass."""
+    """A layer of a past in the form that transformers expects, for one forward pass."""
 
     def __init__(self, slots: tuple[Tensor, Tensor], growth: SlotGrowth) -> None:
         super().__init__()
@@ -159,10 +167,10 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
 
 @dataclass(frozen=True, eq=False)
 class OpaqueCache:
-    """A cache that only the model understands; the model writes into it, so it is copied first."""
+    """A cache that only the model understands. The model writes into it, so it is copied before every use."""
 
     cache: Any
-    tokens_BT: Tensor  # that were read
+    tokens_BT: Tensor  # the tokens that were read
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> OpaqueCache | None:
@@ -179,11 +187,11 @@ class OpaqueCache:
         return None
 
 
-def _placing(held: Sequence[int], new: int) -> dict[str, Tensor]:
-    """The mask and position ids for rows of different lengths; rows of equal length need neither.
+def _positions_and_mask(held: Sequence[int], new: int) -> dict[str, Tensor]:
+    """Return position ids and the mask for rows of different lengths; rows of equal length need neither.
 
-    New slots are not masked, even those of padding: no real token attends to them in this pass, and a token that may
-    attend to nothing would get states that are not numbers.
+    New slots are never masked, even those of padding: no real token attends to them in this pass, and the states of a
+    token that attends to nothing would be NaN.
     """
     longest = max(held)
     if min(held) == longest:

@@ -1,4 +1,4 @@
-"""The tokens of a transformers tokenizer: their bytes, their text, and where each starts in a text."""
+"""A transformers tokenizer: the bytes and the text of tokens, and where each token starts in a text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gnnlm.corpus.vocabulary import byte_offsets, visible
 from gnnlm.errors import CorpusError, ModelError
 
 SPACE = "▁"  # what sentencepiece writes for a space
-FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # what it writes for a byte of a character that it does not know
-LOOK_AHEAD = 16  # bytes in which a piece is looked for, where a slow tokenizer has changed the text
+FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # what sentencepiece writes for a byte of an unknown character
+LOOK_AHEAD = 16  # bytes in which a piece is searched, if a slow tokenizer has changed the text
 
 
 class HFTokenizer:
-    """What the tokens of a tokenizer stand for; ids beyond the model's vocabulary are refused."""
+    """A tokenizer of a model; tokens beyond the model's vocabulary are refused."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
@@ -40,7 +40,7 @@ class HFTokenizer:
             )
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids without special tokens, and the character that each starts at (see BaseLM.tokenize)."""
+        """Return token ids without special tokens, and the character at which each starts; see `BaseLM.tokenize`."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -71,7 +71,7 @@ class HFTokenizer:
         return visible(self.bytes_of(token))
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes that a token adds to a text; none for an id that the tokenizer does not have."""
+        """Return the bytes that a token adds to a text; none for an id that the tokenizer does not have."""
         if token in self._added:
             return self._added[token].encode()
         written = self.tokenizer.convert_ids_to_tokens(int(token))
@@ -87,7 +87,7 @@ class HFTokenizer:
 
     @cached_property
     def _decoders(self) -> list[dict[str, Any]]:
-        """The steps by which a fast tokenizer turns tokens back into text."""
+        """The steps by which a fast tokenizer turns tokens back into text; empty for a slow tokenizer."""
         decoder = self.tokenizer.backend_tokenizer.decoder if self.tokenizer.is_fast else None
         if decoder is None:
             return []
@@ -112,7 +112,10 @@ class HFTokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The byte of each character that byte-level tokenizers write: itself if it can be seen, else one from 256 on."""
+    """Return the byte of each character that byte-level tokenizers write.
+
+    A visible byte is written as itself, the others as the characters from 256 on.
+    """
     seen = [value for value in range(256) if 33 <= value <= 126 or (value >= 161 and value != 173)]
     hidden = [value for value in range(256) if value not in seen]
     return {chr(value): value for value in seen} | {chr(256 + place): value for place, value in enumerate(hidden)}
@@ -122,7 +125,9 @@ BYTES = _byte_alphabet()
 
 
 def align(pieces: Sequence[bytes], text: str) -> list[int]:
-    """The character at which each piece starts; where the tokenizer has changed the text, the next that resembles it.
+    """Return the character at which each piece starts.
+
+    If the tokenizer has changed the text, a piece is searched in the next bytes, with and without its spaces.
 
     >>> align([b" a", b"b", b"\\xe2\\x82", b"\\xac", b" c"], "ab\\u20ac  c")
     [0, 1, 2, 2, 4]

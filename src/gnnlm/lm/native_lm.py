@@ -6,7 +6,6 @@ vocabulary. `gnnlm lm train` and `gnnlm lm convert` write such directories.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,28 +19,29 @@ from gnnlm.corpus.vocabulary import FILE, Vocabulary, load_vocabulary
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.adaptive_transformer import AdaptiveOptions, AdaptiveTransformer, NativeOutput
 from gnnlm.lm.base_lm import StreamOutput
-from gnnlm.lm.head import Head
+from gnnlm.lm.frozen_lm import FrozenLM
 from gnnlm.lm.tensor_file import load_tensors, save_tensors
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions
 
 NativeModel = AdaptiveTransformer | TransformerXL
-KEY = "gnnlm_architecture"
+NativeOptions = AdaptiveOptions | TransformerXLOptions
+KEY = "gnnlm_architecture"  # the entry of config.json that marks a model saved here, and names its kind
 
 
-def options_of(kind: str, values: dict[str, Any]) -> AdaptiveOptions | TransformerXLOptions:
-    """The options of an architecture, from plain values; None is an option's default."""
+def options_of(kind: str, values: Mapping[str, Any]) -> NativeOptions:
+    """Return the options of a kind of model, from plain values; None stands for an option's default."""
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if v is not None}
     return TransformerXLOptions(**values) if kind == TransformerXL.kind else AdaptiveOptions(**values)
 
 
-def make_model(options: AdaptiveOptions | TransformerXLOptions) -> NativeModel:
-    """A fresh model."""
+def make_model(options: NativeOptions) -> NativeModel:
+    """Return a model with initial weights."""
     return TransformerXL(options) if isinstance(options, TransformerXLOptions) else AdaptiveTransformer(options)
 
 
-def is_native(path: Path) -> bool:
-    """Whether a directory holds one of the paper's models, as saved here."""
-    return (path / "config.json").is_file() and KEY in _read_config(path)
+def is_native(folder: Path) -> bool:
+    """Return whether a directory holds one of the paper's models, as saved here."""
+    return (folder / "config.json").is_file() and KEY in _read_config(folder)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -55,9 +55,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-class NativeLM:
-    """A frozen model of the paper's; see gnnlm.lm.base_lm.BaseLM."""
+class NativeLM(FrozenLM):
+    """A frozen model of the paper; see `gnnlm.lm.base_lm.BaseLM`."""
 
+    model: NativeModel
     start_always = False
     ragged = False
     end_tokens: frozenset[int] = frozenset()  # <eos> of the benchmarks ends a line, not a text
@@ -69,9 +70,8 @@ class NativeLM:
         start_token: int | None = None,
         dtype: str = "fp32",
     ) -> None:
-        self.model = model.eval().requires_grad_(False)
+        super().__init__(model, model.head, dtype)
         self.vocabulary = vocabulary
-        self._dtype = dtype
         if start_token is None:
             start_token = 0 if vocabulary is None else vocabulary.start
         self.start_token = start_token
@@ -82,20 +82,10 @@ class NativeLM:
             )
 
     @property
-    def head(self) -> Head:
-        return self.model.head
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
-
-    @property
-    def width(self) -> int:
-        return self.model.options.width
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.options.vocab_size
+    def text(self) -> Vocabulary:
+        if self.vocabulary is None:
+            raise ModelError("this model came without a vocabulary, so it reads only token ids; convert it with one")
+        return self.vocabulary
 
     @property
     def receptive_field(self) -> int | None:
@@ -121,43 +111,12 @@ class NativeLM:
         return StreamOutput(out.states.float(), out.ffn_input.float() if keys else None, out.past)
 
     def _read(self, tokens_BT: Tensor, past: Any = None) -> NativeOutput:
-        if tokens_BT.numel() and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < self.vocab_size:
-            raise ModelError(
-                f"expected token ids from 0 to {self.vocab_size - 1}, got {int(tokens_BT.min())} to "
-                f"{int(tokens_BT.max())}"
-            )
+        tokens_BT = self._placed(tokens_BT)
         with self._arithmetic():
-            return self.model.stream(tokens_BT.to(self.head.device), past)
-
-    @torch.inference_mode()
-    def log_probs(self, states: Tensor) -> Tensor:
-        return self.head.log_probs(states)
-
-    def tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        return self._words.tokenize(text)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        return self._words.detokenize(ids)
-
-    def piece(self, token: int) -> str:
-        return self._words.piece(token)
-
-    def bytes_of(self, token: int) -> bytes:
-        return self._words.bytes_of(token)
+            return self.model.stream(tokens_BT, past)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         raise ConfigError("this model has no chat template; write without --chat")
-
-    @property
-    def _words(self) -> Vocabulary:
-        if self.vocabulary is None:
-            raise ModelError("this model came without a vocabulary, so it reads only token ids; convert it with one")
-        return self.vocabulary
-
-    def _arithmetic(self) -> contextlib.AbstractContextManager[object]:
-        if self._dtype == "bf16":
-            return torch.autocast(self.head.device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
 
     def save(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
@@ -165,14 +124,14 @@ class NativeLM:
         disk.make_directories(folder)
         described = {KEY: self.model.kind, "options": self.model.options.as_dict(), "start_token": self.start_token}
         save_tensors(self.model, folder / "model.safetensors")
-        disk.remove_file(folder / FILE)  # an earlier model's
+        disk.remove_file(folder / FILE)  # the vocabulary of a model that was here before
         if self.vocabulary is not None:
             self.vocabulary.save(folder)
         disk.write_file(folder / "config.json", (json.dumps(described, indent=1) + "\n").encode())
 
 
 def load_native(folder: Path, device: str = "cpu", dtype: str = "fp32") -> NativeLM:
-    """A model that `NativeLM.save` wrote."""
+    """Load a model that `NativeLM.save` wrote."""
     described = _read_config(folder)
     try:
         model = make_model(options_of(described[KEY], described["options"]))

@@ -1,4 +1,4 @@
-"""The tensors of a model on disk, each once (tied ones under their first name): equal models are equal files."""
+"""The tensors of a model on disk, tied ones once, under their first name. Equal models give equal files."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Transformer-XL (Dai et al., 2019): the paper's base model for enwik8.
 
-A text is read a segment at a time; each layer also attends to its own inputs of the `memory` tokens before the
-segment. Positions are relative: the score of a key at distance r is
+A text is read a segment at a time. Each layer also attends to its own inputs of the `memory` tokens before the segment.
+Positions are relative: the score of a key at distance r is
 
     (q + u) . k  +  (q + v) . W_r R[r]
 
-with R[r] a sinusoid of the distance and u, v learned. A state thus depends on the memory of every layer below it:
-on `receptive_field` tokens, the paper's T x L and at most a segment more.
+where R[r] is a sinusoid of the distance, and u and v are learned. A state depends on the memory of every layer below
+it, that is, on `receptive_field` tokens: the paper's T x L and at most a segment more.
 
 Shapes: B batch, T tokens, M tokens in memory, S = M + T, D width, H heads, d head width.
 """
@@ -63,7 +63,7 @@ class TransformerXLOptions:
 
 
 class TransformerXL(nn.Module):
-    """Token ids in, states and a head for them out."""
+    """Turns token ids into states; `head` turns states into log-probabilities."""
 
     kind = "transformer-xl"
 
@@ -98,9 +98,9 @@ class TransformerXL(nn.Module):
         return self.options.layers * -(-memory // segment) * segment + segment
 
     def forward(self, tokens_BT: Tensor, past: list[Tensor] | None = None, keep: int | None = None) -> NativeOutput:
-        """One segment. `past` is the memory: each layer's inputs of the tokens before, [B, M, D].
+        """Read one segment. `past` is the memory: each layer's inputs of the tokens before, [B, M, D].
 
-        `keep`, where given, is how many are remembered, in place of the memory's length.
+        `keep` is how many inputs the new memory has; by default `options.memory`.
         """
         options = self.options
         keep = options.memory if keep is None else keep
@@ -124,18 +124,14 @@ class TransformerXL(nn.Module):
         return NativeOutput(self.dropout(x_BTD), read, memory)
 
     def _visible(self, tokens: int, sources: int, device: torch.device) -> Tensor:
-        """Which of S sources each of the last T tokens attends to, [T, S]."""
+        """Return which of S sources each of the last T tokens attends to, [T, S]."""
         at_S = torch.arange(sources, device=device)
         behind_TS = at_S[sources - tokens :, None] - at_S
         visible_TS = behind_TS >= 0
         return visible_TS & (behind_TS < self.options.memory) if self.options.same_length else visible_TS
 
-    def encode(self, tokens_BT: Tensor) -> NativeOutput:
-        """A whole text from its first token, segment by segment."""
-        return self.stream(tokens_BT)
-
     def stream(self, tokens_BT: Tensor, past: SegmentMemory | None = None) -> NativeOutput:
-        """Tokens that follow those of `past`, in the segments that the whole text is cut into."""
+        """Read tokens that follow those of `past`, in the segments that the whole text is cut into."""
         length = self.options.segment
         seen, done = (None, 0) if past is None else (past.seen, past.done)
         parts = tokens_BT.split([len(part) for part in segments(tokens_BT.shape[1], length, done)], dim=1)
@@ -152,16 +148,16 @@ class TransformerXL(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class SegmentMemory:
-    """Each layer's inputs of the tokens in memory and of those read of a segment that is not whole, [B, M, D]."""
+    """Each layer's inputs of the tokens in memory and of an unfinished segment, [B, M, D]."""
 
     seen: list[Tensor]
-    done: int  # tokens read of that segment
+    done: int  # tokens read of the unfinished segment
 
     def select(self, rows: Sequence[int]) -> SegmentMemory:
         return SegmentMemory([inputs[torch.tensor(rows, device=inputs.device)] for inputs in self.seen], self.done)
 
     def crop(self, counts: Sequence[int]) -> SegmentMemory | None:
-        """None if that goes back to an earlier segment, whose memory is no longer kept."""
+        """Return the memory without the last tokens; None if that reaches an earlier segment, whose memory is gone."""
         (count,) = set(counts)
         if count > self.done:
             return None
@@ -222,7 +218,7 @@ class TransformerXLLayer(nn.Module):
 
 
 def segments(tokens: int, length: int, done: int) -> list[range]:
-    """Tokens cut into segments, the first of which has been read in part.
+    """Cut tokens into segments; `done` tokens of the first segment were read before.
 
     >>> segments(6, 4, 3)
     [range(0, 1), range(1, 5), range(5, 6)]
@@ -232,10 +228,10 @@ def segments(tokens: int, length: int, done: int) -> list[range]:
 
 
 def shift(by_distance: Tensor) -> Tensor:
-    """From scores by distance (columns S - 1 .. 0) to scores by source, for each of the last T of S tokens.
+    """Turn scores by distance (columns S - 1 .. 0) into scores by source, for each of the last T of S tokens.
 
-    Token t stands at S - T + t, so its source s is S - T + t - s away: each line moves left by T - 1 - t. What comes
-    in from the next line lies in the future and is masked by the caller.
+    Token t stands at S - T + t, so its source s is S - T + t - s away: each line moves left by T - 1 - t. The values
+    that come in from the next line belong to sources in the future, which the caller masks.
 
     >>> shift(torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]))[1]
     tensor([2., 1., 0.])

@@ -85,7 +85,7 @@ def _model_files(run: Run, was: Mapping[str, Any]) -> str:
     name = run.config.lm.model
     if name == SCRATCH:
         return SCRATCH
-    from gnnlm.lm.hf_model import model_fingerprint
+    from gnnlm.lm.model_files import model_fingerprint
 
     try:
         return model_fingerprint(name)

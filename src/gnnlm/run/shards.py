@@ -77,7 +77,7 @@ def open_group(root: Path, first: int, last: int, generation: int = 0) -> Segmen
 
 def identity_of(model: str) -> str:
     """Identifies the files of a model on this machine."""
-    from gnnlm.lm.hf_model import model_fingerprint
+    from gnnlm.lm.model_files import model_fingerprint
 
     try:
         return model_fingerprint(model)
