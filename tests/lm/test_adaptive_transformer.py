@@ -42,7 +42,7 @@ def test_one_band_is_a_full_softmax() -> None:
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_full_and_target_only_agree(tie: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnlm.lm.adaptive_softmax.CHUNK_LOGITS", 100)  # several chunks
+    monkeypatch.setattr("gnnlm.lm.head.CHUNK_LOGITS", 100)  # several chunks
     head = make_head(tie)
     states, targets = torch.randn(30, 16, dtype=torch.float64), torch.randint(40, (30,))
     head = head.double().on("cpu")
@@ -52,7 +52,7 @@ def test_full_and_target_only_agree(tie: bool, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_gradient_through_a_frozen_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnlm.lm.adaptive_softmax.CHUNK_LOGITS", 100)
+    monkeypatch.setattr("gnnlm.lm.head.CHUNK_LOGITS", 100)
     head = make_head()
     targets = torch.randint(40, (30,))
     learning, frozen = torch.randn(30, 16).requires_grad_(), None

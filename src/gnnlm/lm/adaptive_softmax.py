@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gnnlm.artifact import writing
-from gnnlm.lm.head import CHUNK_LOGITS, Head, SoftmaxHead
+from gnnlm.lm.head import Head, SoftmaxHead, chunked_values
 
 
 def band_widths(width: int, factor: float, bands: int) -> list[int]:
@@ -141,9 +140,14 @@ class AdaptiveHead(Head):
     def target_log_probs(self, states_ND: Tensor, targets_N: Tensor) -> Tensor:
         if any(p.requires_grad for p in self.parameters()):
             return self._values(states_ND, targets_N)
-        chunk = max(1, CHUNK_LOGITS // (self.cutoffs[0] + len(self.projections)))
-        out: Tensor = _ChunkedValues.apply(states_ND, targets_N, self._values, chunk)
-        return out
+        return chunked_values(states_ND, targets_N, self._chunk_values, self.cutoffs[0] + len(self.projections))
+
+    def _chunk_values(self, states: Tensor, targets: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
+        with torch.set_grad_enabled(wanted):
+            states = states.detach().requires_grad_(wanted)
+            value = self._values(states, targets)
+            gradient = torch.autograd.grad(value.sum(), states)[0] if wanted else None
+        return value.detach(), gradient
 
     def _values(self, states_ND: Tensor, targets_N: Tensor) -> Tensor:
         states_ND = self.dropout(states_ND)
@@ -202,32 +206,6 @@ class AdaptiveHead(Head):
 def _parameter(tensor: Tensor) -> nn.Parameter:
     """Return a tensor as a parameter. A parameter is returned itself, so that it stays tied."""
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
-
-
-class _ChunkedValues(torch.autograd.Function):
-    """A function of single states, computed in chunks together with its gradient, which is all that is kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, states_ND: Tensor, targets_N: Tensor, values: Callable[[Tensor, Tensor], Tensor], chunk: int
-    ) -> Tensor:
-        found, gradients = [], []
-        wanted = ctx.needs_input_grad[0]
-        for states, targets in zip(states_ND.split(chunk), targets_N.split(chunk), strict=True):
-            with torch.set_grad_enabled(wanted):
-                states = states.detach().requires_grad_(wanted)
-                value = values(states, targets)
-                if wanted:
-                    gradients.append(torch.autograd.grad(value.sum(), states)[0])
-            found.append(value.detach())
-        if wanted:
-            ctx.save_for_backward(torch.cat(gradients))
-        return torch.cat(found)
-
-    @staticmethod
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient_ND,) = ctx.saved_tensors
-        return grad_N[:, None] * gradient_ND, None, None, None
 
 
 def load_head(path: Path) -> Head:

@@ -10,6 +10,7 @@ Shapes: N states, D width, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from gnnlm.artifact import writing
 from gnnlm.matmul import product
 
 CHUNK_LOGITS = 2**25  # logits held at once: 128 MB of float32
+
+ChunkValues = Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor | None]]
 
 
 class Confidence(NamedTuple):
@@ -136,8 +139,21 @@ class SoftmaxHead(Head):
         return self.logits(states_ND).log_softmax(-1)
 
     def target_log_probs(self, states_ND: Tensor, targets_N: Tensor) -> Tensor:
-        out: Tensor = _TargetLogProbs.apply(states_ND, targets_N, self)
-        return out
+        return chunked_values(states_ND, targets_N, self._target_log_probs, self.vocab_size)
+
+    def _target_log_probs(self, states: Tensor, targets: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the values of a chunk, and their gradient W^T (onehot - softmax), from the same logits."""
+        logits = self.logits(states)
+        log_norm = logits.logsumexp(-1)
+        value = logits.gather(1, targets[:, None])[:, 0] - log_norm
+        if not wanted:
+            return value, None
+        slope = None if self.soft_cap is None else 1 - (logits / self.soft_cap).square()
+        error = logits.sub_(log_norm[:, None]).exp_().neg_()  # onehot - softmax, in place
+        error.scatter_add_(1, targets[:, None], torch.ones_like(error[:, :1]))
+        if slope is not None:
+            error *= slope
+        return value, error @ self.weight_VD * self.scale
 
     def on(self, device: torch.device | str) -> SoftmaxHead:
         bias_V = None if self.bias_V is None else self.bias_V.to(device)
@@ -156,33 +172,31 @@ class SoftmaxHead(Head):
         return cls(tensors["weight"], tensors.get("bias"), scale, None if cap != cap else cap)
 
 
-class _TargetLogProbs(torch.autograd.Function):
-    """Log-probabilities of targets under a large frozen softmax, a chunk of states at a time.
+class _ChunkedValues(torch.autograd.Function):
+    """A function of single states, computed a chunk at a time together with its gradient, which is all that is kept.
 
-    The gradient with respect to a state, W^T (onehot - softmax), is computed in the same pass as the value, so the
-    logits are computed once and not kept.
+    `values(states, targets, wanted)` returns the values of a chunk and, if `wanted`, their gradients in the states.
     """
 
     @staticmethod
-    def forward(ctx: Any, states_ND: Tensor, targets_N: Tensor, head: SoftmaxHead) -> Tensor:
-        chunk = max(1, CHUNK_LOGITS // head.vocab_size)
-        values, gradients = [], []
+    def forward(ctx: Any, states_ND: Tensor, targets_N: Tensor, values: ChunkValues, chunk: int) -> Tensor:
+        found: list[Tensor] = []
+        gradients: list[Any] = []
         for states, targets in zip(states_ND.split(chunk), targets_N.split(chunk), strict=True):
-            logits = head.logits(states)
-            log_norm = logits.logsumexp(-1)
-            values.append(logits.gather(1, targets[:, None])[:, 0] - log_norm)
-            if ctx.needs_input_grad[0]:
-                slope = None if head.soft_cap is None else 1 - (logits / head.soft_cap).square()
-                error = logits.sub_(log_norm[:, None]).exp_().neg_()  # onehot - softmax, in place
-                error.scatter_add_(1, targets[:, None], torch.ones_like(error[:, :1]))
-                if slope is not None:
-                    error *= slope
-                gradients.append(error @ head.weight_VD * head.scale)
-        if gradients:
+            value, gradient = values(states, targets, ctx.needs_input_grad[0])
+            found.append(value)
+            gradients.append(gradient)
+        if ctx.needs_input_grad[0]:
             ctx.save_for_backward(torch.cat(gradients))
-        return torch.cat(values)
+        return torch.cat(found)
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient_ND,) = ctx.saved_tensors
-        return grad_N[:, None] * gradient_ND, None, None
+        return grad_N[:, None] * gradient_ND, None, None, None
+
+
+def chunked_values(states_ND: Tensor, targets_N: Tensor, values: ChunkValues, columns: int) -> Tensor:
+    """Return values [N] computed in chunks of states, each of which needs `columns` logits per state."""
+    out: Tensor = _ChunkedValues.apply(states_ND, targets_N, values, max(1, CHUNK_LOGITS // columns))
+    return out

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnlm.errors import ConfigError, ModelError
-from gnnlm.lm.base_lm import StreamOutput
-from gnnlm.lm.frozen_lm import FrozenLM
+from gnnlm.lm.base_lm import BaseLM, StreamOutput
 from gnnlm.lm.head import SoftmaxHead
 from gnnlm.lm.hf_tokenizer import HFTokenizer
 from gnnlm.matmul import speed_up
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 FEED_FORWARD = ("mlp", "feed_forward", "ffn", "fc1", "block_sparse_moe")  # its names in the families of models
 
 
-class HFModel(FrozenLM):
-    """A frozen transformers model; see `gnnlm.lm.base_lm.BaseLM`."""
+class HFModel(BaseLM):
+    """A frozen transformers model."""
 
     start_always = True  # some models are degenerate without their start token
 

@@ -40,7 +40,7 @@ class HFTokenizer:
             )
 
     def tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        """Return token ids without special tokens, and the character at which each starts; see `BaseLM.tokenize`."""
+        """Return token ids without special tokens, and the character at which each starts; see `TokenText`."""
         try:
             text.encode()
         except UnicodeEncodeError as error:

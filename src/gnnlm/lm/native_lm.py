@@ -18,8 +18,7 @@ from gnnlm.artifact import disk
 from gnnlm.corpus.vocabulary import FILE, Vocabulary, load_vocabulary
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.lm.adaptive_transformer import AdaptiveOptions, AdaptiveTransformer, NativeOutput
-from gnnlm.lm.base_lm import StreamOutput
-from gnnlm.lm.frozen_lm import FrozenLM
+from gnnlm.lm.base_lm import BaseLM, StreamOutput
 from gnnlm.lm.tensor_file import load_tensors, save_tensors
 from gnnlm.lm.transformer_xl import TransformerXL, TransformerXLOptions
 
@@ -55,13 +54,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-class NativeLM(FrozenLM):
-    """A frozen model of the paper; see `gnnlm.lm.base_lm.BaseLM`."""
+class NativeLM(BaseLM):
+    """A frozen model of the paper.
+
+    It has no end tokens: <eos> of the benchmarks ends a line, not a text.
+    """
 
     model: NativeModel
     start_always = False
     ragged = False
-    end_tokens: frozenset[int] = frozenset()  # <eos> of the benchmarks ends a line, not a text
 
     def __init__(
         self,
