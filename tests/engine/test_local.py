@@ -1,4 +1,4 @@
-"""The local engine: one file a task, in order, and nothing is done twice."""
+"""The local engine passes arrays on in order; what is kept is not done twice."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnlm.artifact import file_digest, read_manifest
-from gnnlm.engine import HERE, Task, here, load_arrays, save_arrays, using
+from gnnlm.engine import HERE, Arrays, FileTask, Task, here, using
 from gnnlm.engine.machine_check import MISSING, Wanted, difference, versions
+from gnnlm.engine.shard_task import load_arrays, write_result
 from gnnlm.engine.storage import SCRATCH, Storage, View
 from gnnlm.errors import ArtifactError, EngineError, Interrupted
 from gnnlm.predict.split_scoring import blocks_before, score_surely, shards_of
@@ -28,38 +29,50 @@ def numbers(count: int, kept: bool = False) -> list[Task]:
     return [Task("number", f"{number:03d}", {"number": number}, kept=kept) for number in range(count)]
 
 
-def writes(seen: list[int]) -> Callable[..., None]:
-    def write(number: int, path: Path) -> None:
+def recorder(seen: list[int]) -> Callable[..., Arrays]:
+    def work(number: int) -> Arrays:
         seen.append(number)
-        save_arrays(path, {"number": np.array([number])})
+        return {"number": np.array([number])}
 
-    return write
+    return work
 
 
-def test_files_come_in_order_and_are_removed(tmp_path: Path) -> None:
+def test_arrays_come_in_order_and_without_files(tmp_path: Path) -> None:
     seen: list[int] = []
-    found = [int(load_arrays(path)["number"][0]) for path in here(tmp_path, writes(seen), numbers(4))]
+    found = []
+    for arrays in here.arrays(tmp_path, recorder(seen), numbers(4)):
+        found.append(int(arrays["number"][0]))
+        assert list(tmp_path.iterdir()) == []
     assert found == seen == [0, 1, 2, 3]
+
+
+def test_a_kept_task_is_not_done_again(tmp_path: Path) -> None:
+    seen: list[int] = []
+    list(here.arrays(tmp_path, recorder(seen), numbers(3, kept=True)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000", "001", "002"]
+    found = [int(arrays["number"][0]) for arrays in here.arrays(tmp_path, recorder(seen), numbers(4, kept=True))]
+    assert found == seen == [0, 1, 2, 3]
+
+
+def test_a_file_that_another_engine_has_finished_is_read_and_removed(tmp_path: Path) -> None:
+    seen: list[int] = []
+    write_result(numbers(2)[1], recorder(seen), tmp_path)
+    found = [int(arrays["number"][0]) for arrays in here.arrays(tmp_path, recorder(seen), numbers(3))]
+    assert found == [0, 1, 2]
+    assert seen == [1, 0, 2]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_there_is_a_finished_task(tmp_path: Path) -> None:
-    seen: list[int] = []
-    list(here(tmp_path, writes(seen), numbers(3, kept=True)))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["000", "001", "002"]
-    list(here(tmp_path, writes(seen), numbers(4, kept=True)))
-    assert seen == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("error", [Interrupted, OSError])
-def test_an_interrupted_task_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+def test_an_interrupted_file_task_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     def write(number: int, path: Path) -> None:
         path.write_text("half")
         if number:
             raise error
 
+    tasks = [FileTask("number", f"{number:03d}", {"number": number}) for number in range(2)]
     with pytest.raises(error):
-        list(here(tmp_path, write, numbers(2, kept=True)))
+        list(here.files(tmp_path, write, tasks))
     assert [path.name for path in tmp_path.iterdir()] == ["000"]
 
 
@@ -129,14 +142,13 @@ def test_work_is_made_again_from_the_run_directory(tiny_run: Run, tmp_path: Path
         ("encode", "encode"): ({"split": "test", "segment": 0, "shard": 0}, "states", "store/test.states.npy"),
         ("search", "search"): ({"split": "train", "start": 0, "stop": 50}, "ids", "search/train.ids.npy"),
         ("cache", "tables"): (
-            {"first": 0, "last": 60, "projected": True},
+            {"segment": 0, "projected": True, "shard": 0},
             "layer0",
             "segments/0000/cache/layer0.npy",
         ),
     }
     for (stage, kind), (arguments, name, file) in cases.items():
-        path = Task(kind, kind, arguments).do(StageRecipe(stage)(tiny_run.root, kind), tmp_path)
-        made = load_arrays(path)[name]
+        made = StageRecipe(stage)(tiny_run.root, kind)(**arguments)[name]
         assert len(made) >= 50
         assert made.tobytes() == np.load(tiny_run.root / file)[: len(made)].tobytes()
 
@@ -152,7 +164,7 @@ def test_a_stage_needs_what_it_depends_on(tiny_run: Run) -> None:
 def test_every_kind_of_task_can_be_done_elsewhere() -> None:
     source = Path(__file__).parents[2] / "src" / "gnnlm"
     text = "".join(path.read_text() for path in source.rglob("*.py"))
-    assert set(re.findall(r'\bTask\(\s*"(\w+)"', text)) == set(WORK)
+    assert set(re.findall(r'\b(?:File|Shard)?Tasks?\((?:spread, )?\s*"(\w+)"', text)) == set(WORK)
 
 
 def test_threads_are_recorded(tiny_run: Run) -> None:
@@ -171,8 +183,7 @@ def test_a_run_directory_seen_through_storage(tiny_run: Run, tmp_path: Path, mon
     assert root == storage.download(view)
     for name, digest in view.files.items():
         assert file_digest(root / name) == file_digest(tiny_run.root / name) == digest
-    copy = Task("search", "some", {"split": "test", "start": 0, "stop": 9})
-    found = load_arrays(copy.do(StageRecipe("search")(root, "search"), tmp_path))
+    found = StageRecipe("search")(root, "search")(split="test", start=0, stop=9)
     assert found["ids"].tobytes() == np.load(tiny_run.root / "search" / "test.ids.npy")[:9].tobytes()
 
 
@@ -225,10 +236,10 @@ def test_the_command_line_names_the_engines(write_config: WriteConfig) -> None:
 
 
 def test_a_damaged_shard_is_noticed_and_done_again(tmp_path: Path) -> None:
-    def work(path: Path) -> None:
-        save_arrays(path, {"values": np.arange(1000, dtype=np.float16), "none": np.empty((0, 3), np.int32)})
+    def work() -> Arrays:
+        return {"values": np.arange(1000, dtype=np.float16), "none": np.empty((0, 3), np.int32)}
 
-    path = Task("some", "shard").do(work, tmp_path)
+    path = write_result(Task("some", "shard"), work, tmp_path)
     assert load_arrays(path)["values"].tolist() == list(range(1000))
     assert load_arrays(path)["none"].shape == (0, 3)
     for damage in (lambda content: content[:-100] + b"x" + content[-99:], lambda content: content[:50]):
@@ -236,4 +247,4 @@ def test_a_damaged_shard_is_noticed_and_done_again(tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match="was damaged after it was written, and is removed; run the same"):
             load_arrays(path)
         assert not path.exists()
-        Task("some", "shard").do(work, tmp_path)
+        write_result(Task("some", "shard"), work, tmp_path)

@@ -29,9 +29,9 @@ from gnnlm.artifact import (
 )
 from gnnlm.config import CodecConfig
 from gnnlm.datastore.quantize import CodedTable, Quantizer, train_quantizer
-from gnnlm.datastore.row_shards import Arrays, Layout, RowShards, ShardTasks, shards_of_rows, work_of
+from gnnlm.datastore.row_shards import Layout, RowShards, ShardTasks, shards_of_rows, work_of
 from gnnlm.datastore.store import mapped
-from gnnlm.engine import Spread, Task, Work, here
+from gnnlm.engine import Arrays, FileTask, Spread, Work, here
 from gnnlm.layout import part_name
 from gnnlm.progress import numbered, say
 
@@ -86,9 +86,8 @@ def _learned_in(draft: Draft, states: Array, config: CodecConfig, seed: int, spr
     """The quantizer that a draft has, learned first where an earlier attempt has not."""
     file = draft.file(QUANTIZER)
     if not draft.notes.get("quantizer"):
-        for path in spread(
-            draft.shards, partial(learn_quantizer, states, config, seed), [Task("quantizer", QUANTIZER)]
-        ):
+        learn = partial(learn_quantizer, states, config, seed)
+        for path in spread.files(draft.shards, learn, [FileTask("quantizer", QUANTIZER)]):
             disk.rename(path, file)
             draft.notes["quantizer"] = True
             draft.commit(QUANTIZER)

@@ -20,8 +20,8 @@ from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import LMConfig, StoreConfig
 from gnnlm.corpus.stream import Stream, TokenStream
 from gnnlm.corpus.windows import Window, plan_windows
-from gnnlm.datastore.row_shards import Arrays, Layout, RowShards, ShardTasks, work_of
-from gnnlm.engine import Spread, Work, here
+from gnnlm.datastore.row_shards import Layout, RowShards, ShardTasks, work_of
+from gnnlm.engine import Arrays, Spread, Work, here
 from gnnlm.errors import ConfigError, ModelError
 from gnnlm.layout import part_name
 from gnnlm.lm.base_lm import BaseLM

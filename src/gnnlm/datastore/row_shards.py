@@ -10,17 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnlm.artifact import Array, Draft
-from gnnlm.engine import Spread, Task, Work, load_arrays, save_arrays
+from gnnlm.engine import Arrays, Spread, Task, Work
 from gnnlm.progress import Track
-
-Arrays = Mapping[str, Array]
 
 
 class Layout(NamedTuple):
@@ -100,7 +97,7 @@ class ShardTasks:
     def make(self, part: RowShards, draft: Draft, shards: Sequence[int]) -> Iterator[Arrays]:
         name = ".".join([self.kind, *map(str, self.where.values())])
         tasks = [Task(self.kind, f"{name}.{shard:06d}", {**self.where, "shard": shard}, self.reads) for shard in shards]
-        return map(load_arrays, self.spread(draft.shards, work_of(lambda **_: part), tasks))
+        return self.spread.arrays(draft.shards, work_of(lambda **_: part), tasks)
 
 
 def shards_of_rows(rows: int, size: int) -> list[int]:
@@ -116,7 +113,7 @@ def work_of(opened: Callable[..., RowShards]) -> Work:
     """The work of tasks that make shards: `opened` returns the part that a task's other arguments name."""
     latest = lru_cache(maxsize=1)(opened)
 
-    def work(shard: int, path: Path, **where: Any) -> None:
-        save_arrays(path, latest(**where).make(shard))
+    def work(shard: int, **where: Any) -> Arrays:
+        return latest(**where).make(shard)
 
     return work

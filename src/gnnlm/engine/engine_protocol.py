@@ -7,13 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gnnlm.engine.shard_task import Task, Work
+from gnnlm.engine.shard_task import Arrays, FileTask, Task, Work
 
-Spread = Callable[[Path, Work, Sequence[Task]], Iterator[Path]]  # like `here`
+
+class Spread(Protocol):
+    """Where the tasks of a stage are done; files of unfinished stages are in a folder of its draft."""
+
+    def arrays(self, folder: Path, work: Work, tasks: Sequence[Task]) -> Iterator[Arrays]:
+        """Yield the arrays of tasks, in order.
+
+        A task's file, if it has one, is removed when the next arrays are asked for, unless the task is `kept`. So what
+        is made of its arrays must survive a crash by then.
+        """
+        ...
+
+    def files(self, folder: Path, work: Work, tasks: Sequence[FileTask]) -> Iterator[Path]:
+        """Yield the files of tasks, in order, for the caller to move."""
+        ...
 
 
 class Recipe(Protocol):
-    """How a process that has nothing but the run directory gets the work of a kind of task; it can be pickled."""
+    """Makes the work of a kind of task in a process that has nothing but the run directory; it can be pickled."""
 
     def __call__(self, root: Path, kind: str) -> Work: ...
 
@@ -45,7 +59,7 @@ class Engine(Protocol):
         ...
 
     def spread(self, place: Place, recipe: Recipe) -> Spread:
-        """What does the tasks of a stage."""
+        """Return what does the tasks of a stage."""
         ...
 
     def groups(self, count: int) -> int:

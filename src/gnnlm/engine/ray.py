@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from gnnlm.artifact import disk
 from gnnlm.engine.engine_protocol import Held, Place, Recipe, Spread
 from gnnlm.engine.machine_check import Wanted, difference, pin_threads
-from gnnlm.engine.shard_task import Task, Work
+from gnnlm.engine.shard_task import Arrays, Task, Work, load_arrays, write_result
 from gnnlm.engine.storage import Storage, View
 from gnnlm.errors import EngineError, GnnlmError
 from gnnlm.progress import kept_messages, say, warn
@@ -81,7 +81,7 @@ def _do(duty: Duty, recipe: Recipe, folder: str, task: Task) -> list[str]:
     """Do a task in a worker; returns what it said."""
     with kept_messages() as said:
         root = duty.enter()
-        path = task.do(recipe(root, task.kind), root / folder)
+        path = write_result(task, recipe(root, task.kind), root / folder)
         if duty.storage is not None:
             assert duty.view is not None
             duty.storage.put(path, f"shards/{duty.view.name}/{folder}/{task.name}")
@@ -115,6 +115,22 @@ class HeldByActors:
         asked = {number: self.actors[number].ask.remote(method, given) for number, given in requests.items()}
         with _told():
             return dict(zip(asked, ray.get(list(asked.values())), strict=True))
+
+
+@dataclass(frozen=True)
+class ClusterSpread:
+    """Does tasks on the nodes of a cluster; `done` yields their files in order, given a folder and the tasks."""
+
+    done: Callable[[Path, Sequence[Task]], Iterator[Path]]
+
+    def arrays(self, folder: Path, work: Work, tasks: Sequence[Task]) -> Iterator[Arrays]:
+        """See `Spread.arrays`."""
+        return map(load_arrays, self.files(folder, work, tasks))
+
+    def files(self, folder: Path, work: Work, tasks: Sequence[Task]) -> Iterator[Path]:
+        """See `Spread.files`; the work is made again where a task is done."""
+        with _told():
+            yield from self.done(folder.absolute(), tasks)
 
 
 class RayEngine:
@@ -189,12 +205,7 @@ class RayEngine:
 
     def spread(self, place: Place, recipe: Recipe) -> Spread:
         """See `Engine.spread`."""
-
-        def mapped(folder: Path, work: Work, tasks: Sequence[Task]) -> Iterator[Path]:
-            with _told():
-                yield from self._map(place, recipe, folder.absolute(), tasks)
-
-        return mapped
+        return ClusterSpread(partial(self._map, place, recipe))
 
     def _duty(self, place: Place, reads: Sequence[str] = ()) -> Duty:
         view = None

@@ -1,11 +1,12 @@
-"""A task: one shard of a stage, which ends in one file."""
+"""Tasks: each does one shard of a stage's work, and gives arrays or a file."""
 
 from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,17 @@ from gnnlm.artifact import Array, disk, writing
 from gnnlm.errors import ArtifactError
 
 CHECKSUM = "crc32"
-Work = Callable[..., None]  # takes the arguments of a task and `path`, the file to write
+Arrays = Mapping[str, Array]
+Work = Callable[..., Any]  # takes the arguments of a task; returns its arrays, or writes and syncs the file `path`
 
 
 @dataclass(frozen=True)
 class Task:
-    """One shard.
+    """One shard whose result is some arrays.
 
-    `kind` says which work it is, `name` is its file, `arguments` are plain values. `reads` are paths in the run
-    directory that an earlier task of the stage has left, such as a trained quantizer. The file of a task that is `kept`
-    stays until the stage is finished, for those that resume it.
+    `kind` says which work it is, `name` is its file where it has one, `arguments` are plain values. `reads` are paths
+    in the run directory that an earlier task of the stage has left, such as a trained quantizer. The arrays of a task
+    that is `kept` stay on the disk until the stage is finished, for an attempt that resumes it.
     """
 
     kind: str
@@ -35,46 +37,51 @@ class Task:
     reads: tuple[str, ...] = ()
     kept: bool = False
 
-    def do(self, work: Work, folder: Path) -> Path:
-        """Do the work, unless its file is there. Two processes that do the same task do not disturb each other."""
-        path = folder / self.name
-        if not path.exists():
-            disk.make_directories(folder)
-            beside = folder / f"{self.name}.{uuid.uuid4().hex[:8]}.new"
-            try:
-                work(**self.arguments, path=beside)
-                disk.sync_file(beside)
-                disk.rename(beside, path)
-            finally:
-                disk.remove_file(beside)
-        return path
+    def write(self, work: Work, path: Path) -> None:
+        """Do the work and write its result to a file."""
+        save_arrays(path, work(**self.arguments))
 
 
-def here(folder: Path, work: Work, tasks: Sequence[Task]) -> Iterator[Path]:
-    """Do tasks one after the other in this process; a file is removed when the next one is asked for.
+@dataclass(frozen=True)
+class FileTask(Task):
+    """One shard whose result is a file of a library, which its work writes."""
 
-    So what is made of a file must survive a crash before the next one is asked for.
-    """
-    for task in tasks:
-        path = task.do(work, folder)
-        yield path
-        if not task.kept:
-            disk.remove_file(path)
+    def write(self, work: Work, path: Path) -> None:
+        work(**self.arguments, path=path)
 
 
-def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write the arrays of a shard, with a checksum of their bytes."""
+def write_result(task: Task, work: Work, folder: Path) -> Path:
+    """Return the file of a task, after doing the task unless its file exists."""
+    path = folder / task.name
+    if not path.exists():
+        write_beside(path, partial(task.write, work))
+    return path
+
+
+def write_beside(path: Path, write: Callable[[Path], None]) -> None:
+    """Give a file its name only when it is whole; processes that write the same file do not disturb each other."""
+    disk.make_directories(path.parent)
+    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.new")
+    try:
+        write(beside)
+        disk.rename(beside, path)
+    finally:
+        disk.remove_file(beside)
+
+
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write the arrays of a shard, with a checksum of their bytes, and sync the file."""
     with writing(path):
         save_file(dict(arrays), path, {CHECKSUM: _checksum(arrays)})
 
 
-def load_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of a shard; a damaged file is removed, so that its task is done again."""
+def load_arrays(path: Path) -> Arrays:
+    """Return the arrays of a shard; remove a damaged file, so that its task is done again."""
     try:
         with safe_open(path, "np") as file:
             wanted = (file.metadata() or {}).get(CHECKSUM)
             arrays: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        whole = wanted in (None, _checksum(arrays))  # an older version wrote none
+        whole = wanted == _checksum(arrays)
     except SafetensorError:
         whole = False
     if not whole:
@@ -83,7 +90,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
     return arrays
 
 
-def _checksum(arrays: Mapping[str, Array]) -> str:
+def _checksum(arrays: Arrays) -> str:
     found = 0
     for name in sorted(arrays):
         found = zlib.crc32(np.ascontiguousarray(arrays[name]).data, zlib.crc32(name.encode(), found))

@@ -17,7 +17,7 @@ from gnnlm.artifact import Artifact, Draft, disk, file_digest, human_bytes, writ
 from gnnlm.config import CacheConfig
 from gnnlm.datastore.quantize import train_quantizer
 from gnnlm.datastore.row_shards import ShardTasks
-from gnnlm.engine import Spread, Task, here
+from gnnlm.engine import FileTask, Spread, here
 from gnnlm.gnn.model import GnnModel
 from gnnlm.layout import part_name
 from gnnlm.predict.cache_form import Trial, choose_form
@@ -67,7 +67,7 @@ def build_cache(
     say(f"cache: {form} of {rows:,} rows as {config.dtype}, {human_bytes(size)}")
     if config.dtype == "pq" and not draft.resumed:
         learn = partial(learn_quantizers, model, graphs, config, seed, device)
-        for path in spread(draft.shards, learn, [Task("quantizers", QUANTIZERS)]):
+        for path in spread.files(draft.shards, learn, [FileTask("quantizers", QUANTIZERS)]):
             disk.rename(path, draft.file(QUANTIZERS))
             draft.commit(QUANTIZERS)
     elif not draft.resumed:

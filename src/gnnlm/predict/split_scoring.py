@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from gnnlm.artifact import Draft, fingerprint
 from gnnlm.datastore.store import Store
-from gnnlm.engine import Spread, Task, here, load_arrays, save_arrays
+from gnnlm.engine import Arrays, Spread, Task, here
 from gnnlm.graph.batch import Context
 from gnnlm.lm.head import Confidence
 from gnnlm.predict.predictor import STATE_OF, Prediction, Predictor
@@ -147,9 +146,9 @@ def score_surely(
                      {**asked, "start": shard.start, "stop": shard.stop}, kept=True)
                 for shard in shards
             ]  # fmt: skip
-            paths = spread(draft.shards, partial(write_shard, predictor, text), tasks)
-            for shard, path in zip(shards, paths, strict=True):
-                found.append(load_arrays(path))
+            scored = spread.arrays(draft.shards, partial(score_blocks, predictor, text), tasks)
+            for shard, arrays in zip(shards, scored, strict=True):
+                found.append(arrays)
                 track.advance(min(shard.stop * block, count) - shard.start * block)
     joined = {name: np.concatenate([each[name] for each in found]) for name in (found[0] if found else ())}
     seconds = joined["seconds"].reshape(-1, len(PARTS)).sum(0)
@@ -163,7 +162,7 @@ def score_surely(
     )
 
 
-def write_shard(
+def score_blocks(
     predictor: Predictor,
     text: SearchedText,
     block: int,
@@ -171,10 +170,9 @@ def write_shard(
     confident: Collection[str],
     start: int,
     stop: int,
-    path: Path,
-) -> None:
-    """Score some blocks of a text, and write what was found."""
-    save_arrays(path, score_shard(predictor, text, block, wanted, confident, range(start, stop)))
+) -> Arrays:
+    """Return what `score_shard` finds in the blocks from `start` to `stop`."""
+    return score_shard(predictor, text, block, wanted, confident, range(start, stop))
 
 
 @torch.inference_mode()

@@ -28,10 +28,10 @@ from torch import Tensor
 from gnnlm.artifact import Artifact
 from gnnlm.config import CacheConfig
 from gnnlm.datastore.quantize import CodedTable, Quantizer
-from gnnlm.datastore.row_shards import Arrays, Layout, RowShards, shards_of_rows, work_of
+from gnnlm.datastore.row_shards import Layout, RowShards, shards_of_rows, work_of
 from gnnlm.datastore.store import Store, mapped
 from gnnlm.datastore.tables import JoinedTable, Table, joined_table
-from gnnlm.engine import Work
+from gnnlm.engine import Arrays, Work
 from gnnlm.errors import ArtifactError
 from gnnlm.gnn.gnn_options import GnnOptions
 from gnnlm.gnn.layer import Sources

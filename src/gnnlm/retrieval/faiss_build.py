@@ -18,7 +18,7 @@ from gnnlm.config.retrieval_config import ROWS_PER_CLUSTER
 from gnnlm.corpus.stream import Stream
 from gnnlm.datastore.quantize import LEVELS, OPQ_ROUNDS, check_bytes
 from gnnlm.datastore.store import read_rows
-from gnnlm.engine import Spread, Task, Work, here
+from gnnlm.engine import FileTask, Spread, Work, here
 from gnnlm.errors import ConfigError
 from gnnlm.layout import part_name
 from gnnlm.progress import Track, numbered, say
@@ -78,7 +78,7 @@ def build_faiss_parts(
     file = draft.file(TRAINED)
     if not draft.resumed:
         train = partial(train_to, encoded, stream, config, seed, rows=learned_from)
-        for path in spread(draft.shards, train, [Task("trained", TRAINED)]):
+        for path in spread.files(draft.shards, train, [FileTask("trained", TRAINED)]):
             disk.rename(path, file)
             draft.commit(TRAINED)
     learned, segments = file_digest(file), zip(stream.segments, encoded.parts, strict=True)
@@ -86,8 +86,8 @@ def build_faiss_parts(
     names = [part_name(number, PART) for number in range(len(inputs))]
     missing = [n for n, name in enumerate(names) if found_part(draft.path.parent / name, inputs[n]) is None]
     reads = (f"{draft.folder.name}/{TRAINED}",)
-    tasks = [Task("filled", f"index.{number:04d}", {"segment": number}, reads) for number in missing]
-    filled = spread(draft.shards, filling(encoded, stream, config.metric, file), tasks)
+    tasks = [FileTask("filled", f"index.{number:04d}", {"segment": number}, reads) for number in missing]
+    filled = spread.files(draft.shards, filling(encoded, stream, config.metric, file), tasks)
 
     def moved(part: Draft, number: int) -> dict[str, Any]:
         disk.rename(next(filled), part.file(FILE))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from gnnlm.artifact import Artifact, Draft, require_space
 from gnnlm.config import Config
 from gnnlm.corpus.stream import Stream
 from gnnlm.datastore.store import read_rows
-from gnnlm.engine import Spread, Task, Work, here, load_arrays, save_arrays
+from gnnlm.engine import Arrays, Spread, Task, Work, here
 from gnnlm.progress import Track
 from gnnlm.retrieval.index import Allowed, Ids, Index
 from gnnlm.retrieval.neighbours import NeighbourTable
@@ -157,16 +156,14 @@ def ids_dtype(rows: int) -> np.dtype[Any]:
     return np.dtype(np.int32 if rows < 2**30 else np.int64)
 
 
-def search_shard(
-    splits: Mapping[str, Queries], index: Index, rows: int, split: str, start: int, stop: int, path: Path
-) -> None:
-    """Write the neighbours of some queried positions of a split, counted from `start` to `stop`."""
+def search_shard(splits: Mapping[str, Queries], index: Index, rows: int, split: str, start: int, stop: int) -> Arrays:
+    """Return the neighbours of some queried positions of a split, counted from `start` to `stop`."""
     queries = splits[split]
     positions, k = queries.positions[start:stop], queries.k
     keys_ND = read_rows(queries.keys, torch.from_numpy(positions))
     found = index.search(keys_ND, k, queries.allowed(positions, queries.places)).padded(k).to("cpu")
     ids = found.positions.numpy().astype(ids_dtype(rows))
-    save_arrays(path, {"ids": ids, "similarity": found.similarity.numpy()})
+    return {"ids": ids, "similarity": found.similarity.numpy()}
 
 
 def _fill_table(draft: Draft, queries: Queries, kind: np.dtype[Any], shard: int, search: Work, spread: Spread) -> None:
@@ -180,8 +177,7 @@ def _fill_table(draft: Draft, queries: Queries, kind: np.dtype[Any], shard: int,
         for start in range(ids.rows, rows, shard)
     ]
     with Track(f"search {split}", rows, "queries", ids.rows) as track:
-        for path in spread(draft.shards, search, tasks):
-            found = load_arrays(path)
+        for found in spread.arrays(draft.shards, search, tasks):
             ids.append(found["ids"])
             similarity.append(found["similarity"])
             short += int((found["ids"][:, -1] < 0).sum())

@@ -151,11 +151,11 @@ def _tables(run: Run, stage: str) -> Work:
 
 
 def _score(run: Run, stage: str) -> Work:
-    from gnnlm.predict.split_scoring import write_shard
+    from gnnlm.predict.split_scoring import score_blocks
 
     if stage == "tune":
-        return partial(write_shard, run.parts.predictor_with({}), run.parts.searched("valid"))
-    return partial(write_shard, run.parts.predictor, run.parts.searched("test"))
+        return partial(score_blocks, run.parts.predictor_with({}), run.parts.searched("valid"))
+    return partial(score_blocks, run.parts.predictor, run.parts.searched("test"))
 
 
 def _drafted(run: Run, stage: str) -> Path:
