@@ -103,13 +103,15 @@ def main() -> None:
         root, old = Path(folder) / "run", Path(folder) / "old weights"
         open_run(given.run).copy(root)
         run = Run(load_config(root), reading=True)
-        documents = [*beginnings(run.parts.streams["test"], given.document_tokens)]
-        others = [one.tokens for one in first_tokens(run.parts.streams["valid"], given.document_tokens, given.others)]
+        documents = [*beginnings(run.snapshot.streams["test"], given.document_tokens)]
+        others = [
+            one.tokens for one in first_tokens(run.snapshot.streams["valid"], given.document_tokens, given.others)
+        ]
         facts = choose(run, documents, others, given)
         with_facts = sorted({fact.document for fact in facts})
         documents = [documents[number] for number in with_facts]
         facts = [replace(fact, document=with_facts.index(fact.document)) for fact in facts]
-        lead = lead_in(run.parts.streams["valid"])
+        lead = lead_in(run.snapshot.streams["valid"])
         say(f"{len(facts)} facts of {len(documents)} documents")
         learners: dict[str, Callable[[], Learner]] = {
             "book": lambda: OpenBookLearner(run),
@@ -185,11 +187,13 @@ def candidates(number: int, document: TokenizedDocument) -> Iterator[Fact]:
 
 def choose(run: Run, documents: Sequence[TokenizedDocument], others: Sequence[Ids], given: Any) -> list[Fact]:
     """The facts: see the beginning of this file."""
-    stored = Counter(word for document in run.parts.streams["train"].documents for word in WORD.findall(document.text))
-    elsewhere = " ".join(run.parts.lm.detokenize(ids) for ids in others)
+    stored = Counter(
+        word for document in run.snapshot.streams["train"].documents for word in WORD.findall(document.text)
+    )
+    elsewhere = " ".join(run.snapshot.lm.detokenize(ids) for ids in others)
     found = [fact for number, document in enumerate(documents) for fact in candidates(number, document)]
     found = [fact for fact in found if stored[fact.word] <= given.rare and fact.word not in elsewhere]
-    reads = read_with(run.parts.lm, [Probe(fact.prompt, fact.answer) for fact in found], run.config.lm.batch_tokens)
+    reads = read_with(run.snapshot.lm, [Probe(fact.prompt, fact.answer) for fact in found], run.config.lm.batch_tokens)
     found = [fact for fact, read in zip(found, reads, strict=True) if read.total < np.log(given.known)]
     random.Random(given.seed).shuffle(found)
     found = list({fact.word: fact for fact in reversed(found)}.values())  # each word once

@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--predictor", nargs="+", default=["gnn_knn", "base"])
     given = parser.parse_args()
     book, run = open_book(given.run), open_run(given.run)
-    stream = run.parts.streams["test"]
+    stream = run.snapshot.streams["test"]
     inside = [
         [int(token) for token in stream.tokens[start : min(start + PROMPT, end - 1)]]
         for start, end in zip(stream.starts[:-1], stream.starts[1:], strict=True)

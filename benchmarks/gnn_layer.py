@@ -54,7 +54,7 @@ class Case:
     def graph(self, run: str, blocks: int = 1) -> Graph:
         """Consecutive test positions of the run as one block of context, with its own neighbours."""
         made = open_run(run)
-        source, store = made.parts.searched("test"), made.parts.store
+        source, store = made.snapshot.searched("test"), made.snapshot.store
         generator = torch.Generator().manual_seed(1)
         lines = torch.arange(len(source.text) // 2)[: TOKENS * blocks]
         ids = source.table.at(lines, self.k).positions[None]

@@ -21,8 +21,6 @@ from gnnlm.artifact.manifest import FORMAT, MANIFEST, BlockDigests, FileEntry, M
 from gnnlm.config import load_config
 from gnnlm.retrieval.auto_index import choose_index
 from gnnlm.run import Run
-from gnnlm.run.opened import Opened
-from gnnlm.run.serving import segment_kinds
 
 LENGTH = 1000  # positions of a document
 CHARACTERS = 5  # bytes of text for each position
@@ -42,7 +40,7 @@ def grow(run: Run, root: Path, rows: int) -> None:
             manifest.inputs["store.segment_tokens"] = run.config.store.segment_tokens
         if name == "index":
             manifest.facts.update(rows=rows - documents, kind=_index_kind(run, rows - documents))
-        kind = segment_kinds(new).get(name)
+        kind = new.stages[name].part
         if kind and (kind != "index" or manifest.facts["kind"] != "exact"):
             like = root / "segments" / "0000" / kind
             parts = {
@@ -118,7 +116,7 @@ def opening(root: Path) -> dict[str, float]:
         passed, work = time.perf_counter() - began, time.process_time() - worked
         return {f"{name}seconds": passed, f"{name}cpu_seconds": work, f"{name}bytes": peak_bytes() - before}
 
-    parts = Opened.open(Run(load_config(root), reading=True)).parts
+    parts = Run(load_config(root), reading=True).open_current()
     found = {"rows": len(parts.store), "found": len(parts.index), **so_far("")}
     assert parts.predictor.names
     return {**found, **so_far("ready_")}

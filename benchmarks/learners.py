@@ -131,14 +131,14 @@ class PassageLearner:
     name = "passages in the context"
 
     def __init__(self, run: Run, setting: Setting) -> None:
-        self.run, self.setting, self.lm = run, setting, run.parts.lm
+        self.run, self.setting, self.lm = run, setting, run.snapshot.lm
         self._learned: dict[str, Ids] = {}
         self._index()
         self._known: dict[bytes, Read] = {}
 
     def _index(self) -> None:
         """The passages of the store and of what was learned."""
-        stream = self.run.parts.streams["train"]
+        stream = self.run.snapshot.streams["train"]
         cut = [stream.tokens[first:last] for first, last in plan_passages(stream.starts, self.setting.length).tolist()]
         for ids in self._learned.values():
             bounds = plan_passages([0, len(ids) + 1], self.setting.length).tolist()
@@ -197,7 +197,7 @@ class TuningLearner:
         self._kind, self._epochs, self._seed = kind, epochs, seed
         self._config = run.config.lm.model_copy(update={"model": str(old)})
         self._learned: dict[str, str] = {}
-        lm = run.parts.lm
+        lm = run.snapshot.lm
         if not isinstance(lm, HFModel):
             raise ModelError("only transformers models are fine-tuned here; leave lora and full out of --learners")
         if not old.exists():

@@ -34,7 +34,7 @@ from gnnlm.generation import read_current
 from gnnlm.library.library import Library
 from gnnlm.retrieval.index import Index, keys_of
 from gnnlm.run import Run
-from gnnlm.run.opened import Opened
+from gnnlm.run.snapshot import Snapshot
 
 QUERIES, ROUNDS = 32, 3  # looked up one by one, so many times
 SHARES = (0.05, 0.2, 0.5)  # of the documents, removed
@@ -70,7 +70,7 @@ def _changing(made: Run, root: Path, tokens: int) -> list[dict[str, Any]]:
 
 def _texts(run: Run, tokens: int) -> dict[str, str]:
     """Documents of valid, up to a number of tokens."""
-    stream, found, count = run.parts.streams["valid"], dict[str, str](), 0
+    stream, found, count = run.snapshot.streams["valid"], dict[str, str](), 0
     for number, name in enumerate(stream.names):
         if count < tokens:
             found[f"added/{name}"] = stream.documents[number].text
@@ -81,7 +81,7 @@ def _texts(run: Run, tokens: int) -> dict[str, str]:
 def _adding(run: Run, library: Library, texts: dict[str, str]) -> list[dict[str, Any]]:
     first = took(lambda: library.add_texts({"warm-up": next(iter(texts.values()))[:200]}))  # loads the model
     book = book_of(run)
-    lm, config = run.parts.lm, run.config
+    lm, config = run.snapshot.lm, run.config
     ids = [np.array(lm.tokenize(text)[0]) for text in texts.values()]
     jobs = [job for one in ids for job in text_windows(one, np.arange(len(one) + 1), lm, config.lm)]
 
@@ -117,7 +117,7 @@ def _adding(run: Run, library: Library, texts: dict[str, str]) -> list[dict[str,
 def _writing_beside(root: Path, library: Library, texts: dict[str, str]) -> list[dict[str, Any]]:
     """Single searches alone, and while another process adds documents."""
     opened = _opened(root)
-    idle = [_search(opened.parts.index, opened.run)]
+    idle = [_search(opened.index, opened.run)]
     with tempfile.TemporaryDirectory() as folder:
         for number, text in enumerate(texts.values()):
             (Path(folder) / f"beside{number}.txt").write_text(text, encoding="utf-8")
@@ -126,10 +126,10 @@ def _writing_beside(root: Path, library: Library, texts: dict[str, str]) -> list
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         busy = []
         while process.poll() is None:
-            busy.append(_search(opened.parts.index, opened.run))
+            busy.append(_search(opened.index, opened.run))
         whole = Took(time.perf_counter() - began, _of_children() - worked)
     assert process.returncode == 0, "gnnlm add failed"
-    idle.append(_search(opened.parts.index, opened.run))
+    idle.append(_search(opened.index, opened.run))
     library.remove("beside*")
     return [
         _row("gnnlm add, from start to end, beside searches", whole),
@@ -144,7 +144,7 @@ def _of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _removing(whole: Opened, root: Path, share: float) -> list[dict[str, Any]]:
+def _removing(whole: Snapshot, root: Path, share: float) -> list[dict[str, Any]]:
     """Searches with a share of the documents removed, before and after compaction; then erasing.
 
     They are compared with searches of `whole`, a run that nothing was removed from.
@@ -193,10 +193,10 @@ def _search(index: Index, run: Run) -> Took:
     return _middle([took(lambda key=key: index.search(key[None], k)) for key in keys])
 
 
-def _alternately(whole: Opened, root: Path) -> tuple[Took, Took]:
+def _alternately(whole: Snapshot, root: Path) -> tuple[Took, Took]:
     """The median time of a single query in a run and in another, asked in turn."""
     other = _opened(root)
-    keys, indexes = _queries(whole.run), (whole.parts.index, other.parts.index)
+    keys, indexes = _queries(whole.run), (whole.index, other.index)
     times: tuple[list[Took], list[Took]] = ([], [])
     for key in [keys[0], *keys.repeat(ROUNDS, 1)]:
         for index, found in zip(indexes, times, strict=True):
@@ -206,8 +206,8 @@ def _alternately(whole: Opened, root: Path) -> tuple[Took, Took]:
     return _middle(times[0][1:]), _middle(times[1][1:])  # the first loads
 
 
-def _opened(root: Path) -> Opened:
-    return Opened.open(Run(load_config(root), reading=True))
+def _opened(root: Path) -> Snapshot:
+    return Run(load_config(root), reading=True).open_current()
 
 
 def _queries(run: Run) -> torch.Tensor:

@@ -38,7 +38,7 @@ def documents(run: Run, files: list[str]) -> Iterator[tuple[str, str]]:
     if files:
         yield from ((file, read_text(Path(file), "utf-8")) for file in files)
         return
-    stream = run.parts.streams["test"]
+    stream = run.snapshot.streams["test"]
     whole = dict(python_texts()) if run.config.corpus.source == "python-docs" else {}
     for document in stream.documents:
         yield document.name, whole.get(document.name, document.text)

@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     given = parser.parse_args()
     book, run = open_book(given.run).model, open_run(given.run)
-    stream = run.parts.streams["test"]
+    stream = run.snapshot.streams["test"]
     text = [int(token) for token in stream.tokens if token >= 0]
     cases = []
     for past in given.past:

@@ -33,7 +33,7 @@ class Scorer:
 
     def __init__(self, run: str, tokens: int) -> None:
         self.run = open_run(run)
-        self.parts, self.config = self.run.parts, self.run.config
+        self.parts, self.config = self.run.snapshot, self.run.config
         self.lm = self.parts.lm
         stream = self.parts.streams["test"]
         documents = int(np.searchsorted(stream.starts, tokens))

@@ -59,7 +59,7 @@ def real_states(runs: list[str], files: list[str]) -> tuple[Any, Any]:
     rows, queries = [], []
     for name in runs:
         run = open_run(name)
-        encoded, streams = run.artifact("encode"), run.parts.streams
+        encoded, streams = run.artifact("encode"), run.snapshot.streams
         for split, kept in (("train", rows), ("valid", queries)):
             kept.append(read_rows(keys_of(encoded, split), Rows.of(streams[split]).all()).half().numpy())
     for name in files:

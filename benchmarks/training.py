@@ -39,7 +39,7 @@ def measure(case: dict[str, Any], run: str) -> dict[str, Any]:
         }
     )
     torch.manual_seed(0)
-    parts = made.parts
+    parts = made.snapshot
     head = parts.head
     model = GnnModel(resolve_options(gnn, head.width), head)
     model.checkpoint = case["checkpoint"]

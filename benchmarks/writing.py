@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS)
     given = parser.parse_args()
     book, run = open_book(given.run), open_run(given.run)
-    stream, lm = run.parts.streams["test"], book.model.lm
+    stream, lm = run.snapshot.streams["test"], book.model.lm
     texts = []
     for start, end in zip(stream.starts[:-1].tolist(), stream.starts[1:].tolist(), strict=True):
         ids = [int(token) for token in stream.tokens[start : end - 1]]

@@ -141,11 +141,11 @@ def write_config(tiny_values: dict[str, Any], tmp_path: Path) -> WriteConfig:
 def quick_codes() -> Iterator[None]:
     """Codes learned in one round from few rows: enough for tests that compare a run with itself, and seconds faster."""
     from gnnlm.datastore import quantize
-    from gnnlm.predict import cache_stage
+    from gnnlm.predict import cache_build
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quantize, "OPQ_ROUNDS", 1)
-        patch.setattr(cache_stage, "TRAIN_ROWS", 600)
+        patch.setattr(cache_build, "TRAIN_ROWS", 600)
         yield
 
 

@@ -143,7 +143,7 @@ END = [0]
 )
 def test_a_wrong_table(change: Callable[..., None], words: str, tiny_run: Run, tmp_path: Path) -> None:
     run = searched_run(tiny_run, tmp_path, search={"k": 12})
-    END[0] = int(run.parts.streams["train"].starts[1]) - 1
+    END[0] = int(run.snapshot.streams["train"].starts[1]) - 1
     folder = run.root / "search"
     with edited(folder, "valid.ids.npy") as ids, edited(folder, "valid.similarity.npy") as similarity:
         change(ids, similarity)

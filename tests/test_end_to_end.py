@@ -33,14 +33,14 @@ def book(tiny_run: Run) -> Book:
 
 @pytest.fixture(scope="module")
 def text(tiny_run: Run) -> str:
-    return str(tiny_run.parts.streams["test"].documents[0].text)[:300]
+    return str(tiny_run.snapshot.streams["test"].documents[0].text)[:300]
 
 
 def test_report(tiny_run: Run) -> None:
     report = json.loads((tiny_run.artifact("eval").path / "report.json").read_text())
     assert set(report["rows"]) == set(PREDICTORS)
-    assert report["test_tokens"] == tiny_run.parts.streams["test"].token_count
-    assert report["store_tokens"] == tiny_run.parts.streams["train"].token_count
+    assert report["test_tokens"] == tiny_run.snapshot.streams["test"].token_count
+    assert report["store_tokens"] == tiny_run.snapshot.streams["train"].token_count
     for row in report["rows"].values():
         assert row["ppl_95"][0] <= row["ppl"] <= row["ppl_95"][1]
         assert row["tokens_per_second"] > 0
@@ -52,7 +52,7 @@ def test_report(tiny_run: Run) -> None:
 
 
 def test_saved_scores_are_what_the_book_says(tiny_run: Run, book: Book) -> None:
-    stream = tiny_run.parts.streams["test"]
+    stream = tiny_run.snapshot.streams["test"]
     document = stream.documents[0].text
     scores = book.score(document)
     length = int(stream.starts[1]) - 1
@@ -78,7 +78,7 @@ def test_nothing_before_a_changed_token_moves(book: Book, text: str, place: int)
 
 
 def test_one_block_equals_many(tiny_run: Run) -> None:
-    text, predictor = tiny_run.parts.searched("test"), tiny_run.parts.predictor
+    text, predictor = tiny_run.snapshot.searched("test"), tiny_run.snapshot.predictor
     results = [score_text(predictor, text, size, "score", PREDICTORS)[0] for size in (7, 64, len(text.text))]
     for other in results[1:]:
         for name in PREDICTORS:
@@ -86,7 +86,7 @@ def test_one_block_equals_many(tiny_run: Run) -> None:
 
 
 def test_only_what_is_asked_for_is_computed(tiny_run: Run) -> None:
-    text, predictor = tiny_run.parts.searched("test"), tiny_run.parts.predictor
+    text, predictor = tiny_run.snapshot.searched("test"), tiny_run.snapshot.predictor
     whole, _ = score_text(predictor, text, 64, "score", PREDICTORS)
     for name in PREDICTORS:
         alone, _ = score_text(predictor, text, 64, "score", (name,))
@@ -100,7 +100,7 @@ def test_only_what_is_asked_for_is_computed(tiny_run: Run) -> None:
 
 
 def test_distributions_sum_to_one_and_agree_with_targets(tiny_run: Run) -> None:
-    text, predictor = tiny_run.parts.searched("test"), tiny_run.parts.predictor
+    text, predictor = tiny_run.snapshot.searched("test"), tiny_run.snapshot.predictor
     positions, prediction = next(text.predictions(predictor, 50, PREDICTORS))
     full, tokens = prediction.log_probs(PREDICTORS), text.text.tokens(positions)
     targets = prediction[tokens >= 0].target_log_probs(tokens[tokens >= 0], PREDICTORS)
@@ -112,15 +112,15 @@ def test_distributions_sum_to_one_and_agree_with_targets(tiny_run: Run) -> None:
 
 def test_without_knn_weight_there_is_no_knn_effect(tiny_run: Run) -> None:
     nothing = Mix(k=4, temperature=1.0, weight=0.0)
-    predictor = tiny_run.parts.predictor_with({"base": nothing, "gnn": nothing})
-    scores, _ = score_text(predictor, tiny_run.parts.searched("test"), 64, "score", PREDICTORS)
+    predictor = tiny_run.snapshot.predictor_with({"base": nothing, "gnn": nothing})
+    scores, _ = score_text(predictor, tiny_run.snapshot.searched("test"), 64, "score", PREDICTORS)
     assert np.array_equal(scores["knn"], scores["base"])
     assert np.array_equal(scores["gnn_knn"], scores["gnn"])
 
 
 def test_training_tables_never_hold_the_own_document(tiny_run: Run) -> None:
     ids = tiny_run.artifact("search").array("train.ids.npy")
-    stream = tiny_run.parts.streams["train"]
+    stream = tiny_run.snapshot.streams["train"]
     own = stream.document_of(np.arange(len(stream)))
     found = stream.document_of(np.maximum(ids, 0))
     assert not ((found == own[:, None]) & (ids >= 0)).any()
@@ -128,7 +128,7 @@ def test_training_tables_never_hold_the_own_document(tiny_run: Run) -> None:
 
 
 def test_neighbors(tiny_run: Run, book: Book) -> None:
-    train = tiny_run.parts.streams["train"].documents[0]
+    train = tiny_run.snapshot.streams["train"].documents[0]
     text = train["text"][:60]
     found = book.neighbors(text, k=2)
     assert len(found) == 60
@@ -237,7 +237,7 @@ def test_a_stale_cache_is_refused(tiny_run: Run, tmp_path: Path) -> None:
     """Other weights, then another store: what was kept of the old ones is not read."""
     forked = Run(tiny_run.config.model_copy(update={"run": str(tmp_path / "fork")}))
     assert tiny_run.fork(forked.config) == FROZEN
-    assert forked.parts.predictor.cache is not None
+    assert forked.snapshot.predictor.cache is not None
     train = forked.config.train.model_copy(update={"lr": 2e-3})
     other = Run(forked.config.model_copy(update={"train": train}))
     other.build("train", rebuild=True)
@@ -255,7 +255,7 @@ def test_a_stale_cache_is_refused(tiny_run: Run, tmp_path: Path) -> None:
 
 def test_the_cache_changes_nothing(tiny_run: Run) -> None:
     """With and without: half precision is all that differs."""
-    text, cached = tiny_run.parts.searched("test"), tiny_run.parts.predictor
+    text, cached = tiny_run.snapshot.searched("test"), tiny_run.snapshot.predictor
     assert cached.cache is not None
     live = replace(cached, cache=None)
     blocks = (text.predictions(predictor, 64, ("gnn",)) for predictor in (cached, live))

@@ -122,7 +122,7 @@ def test_the_same_choice_written_out_is_the_same(tiny_run: Run) -> None:
 def test_the_default_of_clusters_is_resolved(tiny_run: Run) -> None:
     run = Run(changed(tiny_run.config, "index", kind="ivf"))
     inputs = run.inputs(run.stages["index"])
-    rows = tiny_run.parts.streams["train"].token_count
+    rows = tiny_run.snapshot.streams["train"].token_count
     assert inputs is not None
     assert inputs["index.clusters"] == rows // 39  # fewer than 4 x the root: each needs rows to be trained on
 
@@ -239,7 +239,7 @@ def test_a_run_opens_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPat
     assert config.lm.model == str(folder / "model")
     run = Run(config)
     assert states(run)["corpus"] == "done"
-    assert run.parts.source_lm.width == 32
+    assert run.snapshot.source_lm.width == 32
     (folder / "texts" / "doc00.txt").write_text("other words")
     assert states(Run(config))["corpus"] == "stale"  # the text was looked at, not missed
 
@@ -261,7 +261,7 @@ def test_what_lies_in_a_run_moves_with_it(folder: Path, monkeypatch: pytest.Monk
     assert config.lm.model == str(moved / "model")
     run = Run(config)
     assert states(run)["corpus"] == "done"
-    assert run.parts.source_lm.width == 32
+    assert run.snapshot.source_lm.width == 32
     kept = run.fork(load_config(moved, (f"run={json.dumps(str(folder / 'fork'))}",)))
     assert kept == ["corpus"]
     assert load_config(folder / "fork").lm.model == str(moved / "model")
@@ -306,12 +306,12 @@ def test_a_reader_keeps_its_run_while_another_replaces_it(tiny_run: Run, tmp_pat
     texts = write_texts(tmp_path / "other", seed=7)
     config = changed(load_config(root), "corpus", source=str(texts))
     Run(config).build_all(rebuild=True)
-    assert list(reader.parts.streams["train"].documents) == list(tiny_run.parts.streams["train"].documents)
-    assert (reader.parts.store.segments[0].tokens_P == tiny_run.parts.store.segments[0].tokens_P).all()
+    assert list(reader.snapshot.streams["train"].documents) == list(tiny_run.snapshot.streams["train"].documents)
+    assert (reader.snapshot.store.segments[0].tokens_P == tiny_run.snapshot.store.segments[0].tokens_P).all()
     assert reader.artifact("tune").facts == tiny_run.artifact("tune").facts
     now = Run(load_config(root), reading=True)
     now.open_all()
-    assert list(now.parts.streams["train"].documents) != list(reader.parts.streams["train"].documents)
+    assert list(now.snapshot.streams["train"].documents) != list(reader.snapshot.streams["train"].documents)
     with pytest.raises(ArtifactError, match="was replaced by another build"):
         reader.artifact("corpus").check_in_place()
 
@@ -349,13 +349,13 @@ def test_what_is_open_is_let_go_when_it_is_replaced(tiny_run: Run, tmp_path: Pat
     """One run object, used before and after a rebuild."""
     run = Run(load_config(copy_of(tiny_run, tmp_path / "copy")))
     run.artifact("eval")
-    before = run.parts.predictor.gnn
+    before = run.snapshot.predictor.gnn
     run.config = changed(run.config, "train", lr=2e-3)
     run._own_inputs.clear()
     run.build("train", rebuild=True)
     with pytest.raises(ArtifactError, match="cache was made from other inputs"):
         run.artifact("cache")
-    assert run.parts.gnn is not before
+    assert run.snapshot.gnn is not before
 
 
 def test_a_builder_looks_again_when_it_has_the_run_to_itself(

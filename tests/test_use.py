@@ -18,7 +18,7 @@ from tests.cli import Process, error_line, finished, gnnlm
 @pytest.fixture
 def text(tiny_run: Run, tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
-    path.write_text(tiny_run.parts.streams["test"].documents[0].text[:40], encoding="utf-8")
+    path.write_text(tiny_run.snapshot.streams["test"].documents[0].text[:40], encoding="utf-8")
     return path
 
 
@@ -51,7 +51,7 @@ def test_score_of_standard_input_with_filters(tiny_run: Run, text: Path) -> None
 
 
 def test_neighbors(tiny_run: Run) -> None:
-    train = tiny_run.parts.streams["train"].documents[0]
+    train = tiny_run.snapshot.streams["train"].documents[0]
     words = train["text"][:12]
     done = gnnlm("neighbors", tiny_run.root, words, "-k", "2", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]

@@ -24,7 +24,7 @@ from gnnlm.predict.scoring import Job, Text, batches, scored, tokenized
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
 from gnnlm.run import Run
-from gnnlm.run.opened import Opened
+from gnnlm.run.snapshot import Snapshot
 from gnnlm.write.attribution import Generation
 from gnnlm.write.generate_options import GenerateOptions
 from gnnlm.write.request import Pen, Stream
@@ -33,39 +33,68 @@ from gnnlm.write.request import Pen, Stream
 class Book:
     """An open-book model for texts. `gnnlm.open(run)` makes one from a finished run."""
 
-    def __init__(self, model: OpenBook, origin: str = "in memory", opened: Opened | None = None) -> None:
-        """`opened` is what the book was opened from, if it can move on from there."""
-        self.model, self.origin, self._opened = model, origin, opened
+    _model: OpenBook | None = None
+    _snapshot: Snapshot | None = None
+    _base: Book | None = None
+
+    def __init__(
+        self,
+        model: OpenBook,
+        origin: str = "in memory",
+        snapshot: Snapshot | None = None,
+        base: Book | None = None,
+    ) -> None:
+        """`snapshot` is what the book was opened from, `base` the book that this one adds attached documents to."""
+        self._model, self.origin, self._snapshot, self._base = model, origin, snapshot, base
+
+    @property
+    def model(self) -> OpenBook:
+        """The open-book model without texts and document names."""
+        if self._model is None:
+            raise ConfigError(
+                f"{self.origin} is closed: this session has ended, and attached documents are gone; call book.attached "
+                "again, or open the run again"
+            )
+        return self._model
 
     @property
     def generation(self) -> int:
         """The generation of the run's store that is open: 0 is the run as it was built."""
-        return 0 if self._opened is None else self._opened.generation
+        return 0 if self._snapshot is None else self._snapshot.number
 
     @property
     def run(self) -> Run | None:
-        """The run that the book was opened from; None for one in memory."""
-        return None if self._opened is None else self._opened.run
+        """The run that the book was opened from; None for one in memory or with attached documents."""
+        return None if self._snapshot is None or self._base is not None else self._snapshot.run
 
     def __contains__(self, name: str) -> bool:
         """Whether a document of this name can be looked up."""
         return name in self._numbers
 
     def refreshed(self) -> Book:
-        """A book of the generation that the run serves now; this one, if that is the one it has open."""
-        opened = None if self._opened is None else self._opened.moved_on()
-        return self if opened is None else Book(opened.model(), self.origin, opened)
+        """Return a book of the generation that the run serves now; this one, if it has that generation open."""
+        newer = None if self.run is None or self._snapshot is None else self._snapshot.newer()
+        return self if newer is None else Book(newer.model(), self.origin, newer)
 
     def refresh(self) -> bool:
         """Move on to the generation that the run serves now; returns whether there was a new one."""
         book = self.refreshed()
         if book is self:
             return False
-        for name, kind in vars(Book).items():
-            if isinstance(kind, cached_property):
-                self.__dict__.pop(name, None)
-        self.model, self._opened = book.model, book._opened
+        self.__dict__ = book.__dict__  # nothing that was computed from the older store stays
         return True
+
+    def close(self) -> None:
+        """Let go of everything that is open; a book with attached documents leaves its base open."""
+        if self._base is None and self._snapshot is not None and self._snapshot.lease is not None:
+            self._snapshot.lease.release()
+        self.__dict__ = {"origin": self.origin}
+
+    def __enter__(self) -> Book:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         rows, documents = len(self.model.index), len(self.model.store.live)
@@ -98,13 +127,18 @@ class Book:
     def _numbers(self) -> dict[str, int]:
         return {self.model.store.names[number]: number for number in self.model.store.live}
 
-    def attached(self, documents: Attachments) -> Session:
+    def attached(self, documents: Attachments) -> Book:
         """This book with more documents, which are looked up beside the store's and never written to disk.
 
         Each is a text file, or a pair (name, text); it is cited as `attached:` and its name, also in filters. They are
         encoded once, for all that is asked of the session: `with book.attached(["notes.txt"]) as session: ...`
         """
-        return Session(self, taken(self.model, documents))
+        return self.with_documents(taken(self.model, documents))
+
+    def with_documents(self, documents: Sequence[TokenizedDocument]) -> Book:
+        """See `attached`; the documents are tokenized already."""
+        names = ", ".join(document.name for document in documents)
+        return Book(attached(self.model, documents), f"{self.origin} and {names}", self._snapshot, self)
 
     # -- scoring -------------------------------------------------------------------------------------------
 
@@ -229,8 +263,8 @@ class Book:
 
     @cached_property
     def pen(self) -> Pen:
-        """Writes with this book."""
-        return Pen(self.model)
+        """Writes with this book; what a book without the attached documents knows of the store's suffixes is used."""
+        return Pen(self.model, None if self._base is None else self._base.pen)
 
     @overload
     def generate(
@@ -358,33 +392,6 @@ class Book:
         return Allowed(positions=open_D.repeat_interleave(store.document_starts.diff()))
 
 
-class Session(Book):
-    """A book with attached documents, until the end of a `with` block or for as long as it is kept."""
-
-    def __init__(self, book: Book, documents: Sequence[TokenizedDocument]) -> None:
-        names = ", ".join(document.name for document in documents)
-        super().__init__(attached(book.model, documents), f"{book.origin} and {names}")
-        self._before = book.pen  # of the same store: the book may move on
-        self._kept = book._opened  # and with it the lease on that store
-
-    @cached_property
-    def pen(self) -> Pen:
-        """Writes with this book; what is known of the store's suffixes is used."""
-        return Pen(self.model, self._before)
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        for name in ("model", "pen", "_before", "_kept"):
-            self.__dict__.pop(name, None)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "model":
-            raise ConfigError("this session has ended: its attached documents are gone; call book.attached again")
-        raise AttributeError(name)
-
-
 def open_book(path: str | Path, engine: Engine = HERE) -> Book:
     """Open a finished run directory; `engine` (see `gnnlm.engine.using`) may hold its segments on a cluster."""
     return book_of(Run(load_config(Path(path)), reading=True), engine)
@@ -392,5 +399,5 @@ def open_book(path: str | Path, engine: Engine = HERE) -> Book:
 
 def book_of(run: Run, engine: Engine = HERE) -> Book:
     """The book of a run."""
-    opened = Opened.open(run, engine)
-    return Book(opened.model(), str(run.root), opened)
+    snapshot = run.open_current(engine)
+    return Book(snapshot.model(), str(run.root), snapshot)

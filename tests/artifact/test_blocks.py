@@ -156,7 +156,7 @@ def test_a_whole_run_is_built_and_read_by_blocks(tiny_values: dict[str, Any], tm
     assert book.score(text).gnn_knn.tolist() == other.score(text).gnn_knn.tolist()
     states = tmp_path / "run" / "segments" / "0000" / "states" / "states.npy"
     flip(states, states.stat().st_size - 1)
-    store = Run(load_config(tmp_path / "run"), reading=True).parts.store
+    store = Run(load_config(tmp_path / "run"), reading=True).snapshot.store
     store.states(torch.arange(1000))
     with pytest.raises(ArtifactError, match=r"states\.npy was edited"):
         store.states(torch.tensor([len(store) - 1]))

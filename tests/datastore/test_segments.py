@@ -17,7 +17,6 @@ from gnnlm.config import load_config, parse_config
 from gnnlm.errors import ArtifactError
 from gnnlm.retrieval.index import keys_of
 from gnnlm.run import Run
-from gnnlm.run.opened import Opened
 from tests.cli import gnnlm, gnnlm_killed
 from tests.conftest import WriteConfig, merge, write_texts
 
@@ -40,7 +39,7 @@ def parts_of(run: Path, kind: str) -> dict[str, bytes]:
 
 
 def test_segments_are_whole_documents(several: Run, tiny_run: Run) -> None:
-    stream, one = several.parts.streams["train"], tiny_run.parts.streams["train"]
+    stream, one = several.snapshot.streams["train"], tiny_run.snapshot.streams["train"]
     assert len(stream.segments) == 4
     assert all(len(segment) <= SIZE for segment in stream.segments)
     assert np.array_equal(np.asarray(stream.tokens), np.asarray(one.tokens))
@@ -53,13 +52,13 @@ def test_segments_are_whole_documents(several: Run, tiny_run: Run) -> None:
 
 
 def test_several_segments_read_as_one(several: Run, tiny_run: Run) -> None:
-    store, one = several.parts.store, tiny_run.parts.store
+    store, one = several.snapshot.store, tiny_run.snapshot.store
     positions = torch.arange(len(one))
     assert torch.equal(store.tokens(positions), one.tokens(positions))
     assert torch.equal(store.document_of(positions), one.document_of(positions))
     assert all(torch.equal(a, b) for a, b in zip(store.bounds(positions), one.bounds(positions), strict=True))
     torch.testing.assert_close(store.states(positions), one.states(positions), atol=2e-3, rtol=2e-3)
-    text, other = several.parts.streams["train"], tiny_run.parts.streams["train"]
+    text, other = several.snapshot.streams["train"], tiny_run.snapshot.streams["train"]
     for number in range(len(one.names)):
         assert store.document(number) == one.document(number) == text.document(number)
         ends = [0, 100, len(one.document(number)[0]) - 1, 10**6]
@@ -72,7 +71,7 @@ def test_several_segments_read_as_one(several: Run, tiny_run: Run) -> None:
 
 def test_neighbours_tables_and_log_probs_are_those_of_one_segment(several: Run, tiny_run: Run) -> None:
     for split in ("train", "valid", "test"):
-        one, found = (run.parts.searched(split).table for run in (tiny_run, several))
+        one, found = (run.snapshot.searched(split).table for run in (tiny_run, several))
         np.testing.assert_allclose(found.similarity, one.similarity, atol=1e-3)
         assert (np.asarray(found.ids) == np.asarray(one.ids)).mean() > 0.99  # but for ties that rounding breaks
     for name in ("base", "knn", "gnn", "gnn_knn"):
@@ -87,8 +86,8 @@ def test_a_search_of_equal_keys_is_equal(several: Run, tiny_run: Run) -> None:
     from gnnlm.retrieval.index import Rows
 
     keys = np.asarray(keys_of(several.artifact("encode"), "train"))
-    one = ExactIndex.over(keys, Rows.of(several.parts.streams["train"]).all(), "cosine").search(queries, 20)
-    found = several.parts.index.search(queries, 20)
+    one = ExactIndex.over(keys, Rows.of(several.snapshot.streams["train"]).all(), "cosine").search(queries, 20)
+    found = several.snapshot.index.search(queries, 20)
     assert torch.equal(one.positions, found.positions)
     assert torch.equal(one.similarity, found.similarity)
 
@@ -103,25 +102,25 @@ def test_a_continuous_text_is_read_across_segments(write_config: WriteConfig, tm
         for stage in ("corpus", "encode"):
             run.build(stage)
         found.append(np.asarray(keys_of(run.artifact("encode"), "train")))
-    assert len(run.parts.streams["train"].segments) == 4
+    assert len(run.snapshot.streams["train"].segments) == 4
     np.testing.assert_allclose(found[0], found[1], atol=1e-4, rtol=1e-4)
 
 
 def test_a_book_reads_from_all_segments(several: Run) -> None:
     book = package.open(several.root)
-    text = several.parts.streams["train"].documents[-1].text[:60]
+    text = several.snapshot.streams["train"].documents[-1].text[:60]
     found = book.neighbors(text, k=4)
-    assert any(near.document == several.parts.streams["train"].names[-1] for line in found for near in line)
-    only = several.parts.streams["train"].names[0]
+    assert any(near.document == several.snapshot.streams["train"].names[-1] for line in found for near in line)
+    only = several.snapshot.streams["train"].names[0]
     assert {near.document for line in book.neighbors(text, k=4, only=only) for near in line} == {only}
 
 
 def test_opening_reads_no_text_and_no_keys(several: Run) -> None:
     reader = Run(load_config(several.root), reading=True)
     reader.open_all()
-    store, index = reader.parts.store, reader.parts.index
-    assert len(store) == len(several.parts.store)
-    assert len(index) == len(several.parts.index)
+    store, index = reader.snapshot.store, reader.snapshot.index
+    assert len(store) == len(several.snapshot.store)
+    assert len(index) == len(several.snapshot.index)
     read = {name for part in reader.artifact("corpus").parts for name in set(part.manifest.files) - part._unverified}
     assert read == {"tokens.npy", "starts.npy"}
     assert index.segment.cache_info().currsize == 0  # type: ignore[attr-defined]
@@ -164,7 +163,7 @@ def test_only_changed_segments_are_encoded_again(write_config: WriteConfig, tmp_
     run = Run(config)
     for stage in ("corpus", "encode"):
         run.build(stage)
-    last = run.parts.streams["train"].names[-1]
+    last = run.snapshot.streams["train"].names[-1]
     times = {path: path.stat().st_mtime_ns for path in sorted(run.root.glob("segments/*/states/states.npy"))}
     (texts / last).write_text((texts / last).read_text() + "\nbanana dolu.\n")
     run = Run(config)
@@ -226,8 +225,8 @@ def test_opening_a_large_run_reads_neither_texts_nor_states(tiny_run: Run, tmp_p
         with path.open("r+b") as file:
             file.seek(path.stat().st_size // 2)
             file.write(b"damage")
-    opened = Opened.open(Run(load_config(tmp_path / "run"), reading=True))
-    store, index, cache = opened.parts.store, opened.parts.index, opened.parts.cache
+    opened = Run(load_config(tmp_path / "run"), reading=True).open_current()
+    store, index, cache = opened.store, opened.index, opened.cache
     assert (len(store), len(index)) == (rows, rows - rows // 1000)
     assert store.document_of(torch.tensor([0, 1000, rows - 1])).tolist() == [0, 1, rows // 1000 - 1]
     assert cache is not None
@@ -250,7 +249,7 @@ def test_ten_million_rows_open_without_being_read(tiny_run: Run, tmp_path: Path,
     rows = 10_000_000
     large.grow(tiny_run, tmp_path / "run", rows)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    parts = Opened.open(Run(load_config(tmp_path / "run"), reading=True)).parts
+    parts = Run(load_config(tmp_path / "run"), reading=True).open_current()
     store, index = parts.store, parts.index
     assert len(store) == rows
     assert len(index) == rows - rows // 1000

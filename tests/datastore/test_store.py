@@ -52,8 +52,8 @@ def test_several_segments_read_as_one(lengths: list[list[int]], data: st.DataObj
 
 
 def test_a_citation_reads_one_document(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = tiny_run.parts.store
-    stream, read = tiny_run.parts.streams["train"], list[int]()
+    store = tiny_run.snapshot.store
+    stream, read = tiny_run.snapshot.streams["train"], list[int]()
 
     def counted(number: int) -> Document:
         read.append(number)
@@ -72,7 +72,7 @@ def test_a_citation_reads_one_document(tiny_run: Run, monkeypatch: pytest.Monkey
 
 def test_few_bytes_a_position(tiny_run: Run) -> None:
     """Nothing is held per position but the files' own maps."""
-    (segment,) = tiny_run.parts.store.segments
+    (segment,) = tiny_run.snapshot.store.segments
     assert segment.tokens_P.element_size() == 2
     assert len(segment.starts) < 20
 

@@ -20,7 +20,9 @@ from gnnlm.engine.storage import SCRATCH, Storage, View
 from gnnlm.errors import ArtifactError, EngineError, Interrupted
 from gnnlm.predict.split_scoring import blocks_before, score_surely, shards_of
 from gnnlm.run import Run
-from gnnlm.run.shards import WORK, StageRecipe, ancestors, place_of
+from gnnlm.run.run import StageRecipe
+from gnnlm.run.stages import STAGES
+from gnnlm.stage import ancestors
 from tests.cli import error_line
 from tests.conftest import WriteConfig
 
@@ -78,7 +80,7 @@ def test_an_interrupted_file_task_leaves_nothing(tmp_path: Path, error: type[Bas
 
 @given(count=st.integers(1, 400), block=st.integers(1, 50))
 def test_shards_have_every_block_once(tiny_run: Run, count: int, block: int) -> None:
-    predictor = tiny_run.parts.predictor
+    predictor = tiny_run.snapshot.predictor
     shards = shards_of(predictor, block, ("gnn",), count)
     assert [number for shard in shards for number in shard] == list(range(-(-count // block)))
 
@@ -90,7 +92,7 @@ def test_a_text_scored_in_shards_is_scored_the_same(
     from gnnlm.artifact import Draft
 
     monkeypatch.setattr("gnnlm.predict.split_scoring.SHARD", 1)
-    predictor, text = tiny_run.parts.predictor, tiny_run.parts.searched("test")
+    predictor, text = tiny_run.snapshot.predictor, tiny_run.snapshot.searched("test")
     names = predictor.names
     for block in (8, 40):
         assert len(shards_of(predictor, block, names, len(text.text))) > 2
@@ -112,7 +114,7 @@ def test_shards_that_were_scored_are_not_scored_again(
     from gnnlm.predict import split_scoring
 
     monkeypatch.setattr(split_scoring, "SHARD", 1)
-    predictor, text, scored = tiny_run.parts.predictor, tiny_run.parts.searched("test"), list[range]()
+    predictor, text, scored = tiny_run.snapshot.predictor, tiny_run.snapshot.searched("test"), list[range]()
     real = split_scoring.score_shard
 
     def counted(*given: Any) -> Any:
@@ -154,9 +156,9 @@ def test_work_is_made_again_from_the_run_directory(tiny_run: Run, tmp_path: Path
 
 
 def test_a_stage_needs_what_it_depends_on(tiny_run: Run) -> None:
-    assert ancestors(tiny_run, "search") == ["corpus", "encode", "index"]
-    assert ancestors(tiny_run, "encode") == ["corpus"]
-    needs = place_of(tiny_run, "search").needs
+    assert ancestors(tiny_run.stages, "search") == ["corpus", "encode", "index"]
+    assert ancestors(tiny_run.stages, "encode") == ["corpus"]
+    needs = tiny_run.snapshot.place("search").needs
     assert {"config.yaml", "corpus", "store", "index", "segments/0000/text", "segments/0000/states"} <= set(needs)
     assert "gnn" not in needs
 
@@ -164,7 +166,9 @@ def test_a_stage_needs_what_it_depends_on(tiny_run: Run) -> None:
 def test_every_kind_of_task_can_be_done_elsewhere() -> None:
     source = Path(__file__).parents[2] / "src" / "gnnlm"
     text = "".join(path.read_text() for path in source.rglob("*.py"))
-    assert set(re.findall(r'\b(?:File|Shard)?Tasks?\((?:spread, )?\s*"(\w+)"', text)) == set(WORK)
+    assert set(re.findall(r'\b(?:File|Shard)?Tasks?\((?:spread, )?\s*"(\w+)"', text)) == {
+        kind for stage in STAGES.values() for kind in stage.tasks
+    }
 
 
 def test_threads_are_recorded(tiny_run: Run) -> None:
@@ -177,7 +181,8 @@ def test_threads_are_recorded(tiny_run: Run) -> None:
 
 def test_a_run_directory_seen_through_storage(tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SCRATCH, str(tmp_path / "scratch"))
-    storage, view = Storage(f"file://{tmp_path}/bucket"), View.of(tiny_run.root, place_of(tiny_run, "search").needs)
+    storage = Storage(f"file://{tmp_path}/bucket")
+    view = View.of(tiny_run.root, tiny_run.snapshot.place("search").needs)
     storage.upload(tiny_run.root, view)
     root = storage.download(view)
     assert root == storage.download(view)

@@ -25,10 +25,10 @@ from gnnlm.run import Run
 
 def valid_tokens(run: Run) -> tuple[Any, ...]:
     """The searched valid split, its targets, their base log-probabilities, and their neighbours' tokens."""
-    text, store = run.parts.searched("valid"), run.parts.store
+    text, store = run.snapshot.searched("valid"), run.snapshot.store
     lines = text.text.token_positions()
     targets, found = text.text.tokens(lines), text.table.at(lines)
-    base = run.parts.head.target_log_probs(text.text.states(lines), targets).double()
+    base = run.snapshot.head.target_log_probs(text.text.states(lines), targets).double()
     return text, store, targets, base, store.tokens(found.positions.clamp(min=0)), found.similarity
 
 

@@ -11,12 +11,12 @@ from gnnlm.run import Run
 
 
 def drawn_from(run: Run, base: np.ndarray, best: np.ndarray, seed: int, count: int = 2) -> Examples:
-    parts = run.parts
+    parts = run.snapshot
     return find_examples(parts.searched("test"), parts.streams["test"], parts.store, base, best, count, seed)
 
 
 def test_drawn_at_random_among_clear_gains(tiny_run: Run) -> None:
-    tokens = tiny_run.parts.streams["test"].token_count
+    tokens = tiny_run.snapshot.streams["test"].token_count
     rng = np.random.default_rng(0)
     base = np.log(rng.uniform(0.01, 0.3, tokens)).astype(np.float32)
     best = base.copy()

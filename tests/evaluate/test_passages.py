@@ -67,19 +67,19 @@ def compared(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def document(tiny_run: Run) -> np.ndarray:
-    tokens, _ = next(iter(texts_of(tiny_run.parts.streams["test"], False)))
+    tokens, _ = next(iter(texts_of(tiny_run.snapshot.streams["test"], False)))
     return tokens[:150]
 
 
 @pytest.fixture(scope="module")
 def index(tiny_run: Run) -> PassageIndex:
-    return PassageIndex.over(tiny_run.parts.streams["train"], SETTING.length)
+    return PassageIndex.over(tiny_run.snapshot.streams["train"], SETTING.length)
 
 
 @pytest.fixture(scope="module")
 def states(tiny_run: Run) -> Callable[..., np.ndarray]:
     """The states of a text read with passages, in the batches of the stage."""
-    lm = tiny_run.parts.lm
+    lm = tiny_run.snapshot.lm
 
     def read(tokens: np.ndarray, index: PassageIndex, setting: Setting = SETTING) -> np.ndarray:
         places = np.arange(len(tokens) + 1)
@@ -94,7 +94,7 @@ def test_states_are_those_of_a_loop(
     tiny_run: Run, document: np.ndarray, index: PassageIndex, states: Callable[..., np.ndarray]
 ) -> None:
     """One window for each position, nothing batched or shared; the lookup by a loop over passages."""
-    lm, passages = tiny_run.parts.lm, [passage.tolist() for passage in index.passages]
+    lm, passages = tiny_run.snapshot.lm, [passage.tolist() for passage in index.passages]
     found = states(document, index)
     for offset in range(0, 151, 3):
         begin = offset - offset % SETTING.stride
@@ -152,8 +152,8 @@ def test_without_passages_it_is_the_base_model(
 ) -> None:
     """An empty store; the text fits into the window, so that nothing is cut off."""
     few = document[:40]
-    read = torch.from_numpy(np.concatenate([[tiny_run.parts.lm.start_token], few]))
-    base = tiny_run.parts.lm.encode(read[None])[0].numpy()
+    read = torch.from_numpy(np.concatenate([[tiny_run.snapshot.lm.start_token], few]))
+    base = tiny_run.snapshot.lm.encode(read[None])[0].numpy()
     np.testing.assert_allclose(states(few, PassageIndex([])), base, rtol=1e-4, atol=1e-4)
 
 
@@ -168,7 +168,7 @@ def test_the_settings_that_are_tried(tiny_run: Run) -> None:
 def test_the_artifact(compared: Run) -> None:
     """Number, length and stride are the best tried; the states are those of the positions asked for."""
     made = compared.artifact("passages")
-    facts, stream = made.facts, compared.parts.streams["test"]
+    facts, stream = made.facts, compared.snapshot.streams["test"]
     assert facts["positions"]["test"] == first_positions(stream, 900) < len(stream)
     assert (np.asarray(stream.tokens[: facts["positions"]["test"]]) >= 0).sum() == 900
     best = min(facts["tried"], key=lambda one: one["loss"])
@@ -176,12 +176,12 @@ def test_the_artifact(compared: Run) -> None:
     assert setting == Setting(*(facts[key] for key in ("count", "length", "query", "stride")))
     assert len(facts["tried"]) == 6
     assert sorted(made.manifest.files) == sorted(["test.states.npy", f"{facts['valid']}.states.npy"])
-    reader = module.PassageReader(None, compared.parts.lm, compared.parts.streams["train"], compared.config)  # type: ignore[arg-type]
+    reader = module.PassageReader(None, compared.snapshot.lm, compared.snapshot.streams["train"], compared.config)  # type: ignore[arg-type]
     jobs = list(reader.jobs(stream, facts["positions"]["test"], setting))
     assert facts["tokens_read"] == sum(len(job.tokens) for job in jobs) / facts["positions"]["test"] > 2
-    expected = encode_windows(compared.parts.lm, jobs, 256, "state").states
+    expected = encode_windows(compared.snapshot.lm, jobs, 256, "state").states
     np.testing.assert_allclose(made.array("test.states.npy"), expected, rtol=5e-3, atol=5e-3)
-    head, valid = compared.parts.head, compared.parts.streams["valid"]
+    head, valid = compared.snapshot.head, compared.snapshot.streams["valid"]
     states = torch.from_numpy(np.array(made.array(f"{facts['valid']}.states.npy"))).float()
     targets = torch.from_numpy(np.array(valid.tokens[: len(states)]).astype(np.int64))
     real = targets >= 0
@@ -211,8 +211,8 @@ def test_rows_of_the_report(compared: Run, tiny_run: Run) -> None:
     named = [*PREDICTORS, "passages", *(f"passages_{name}" for name in PREDICTORS[1:])]
     assert list(found.rows) == named
     assert (found.tokens, found.valid_tokens) == (900, 150)
-    document = tiny_run.parts.streams["test"].document_of(
-        np.flatnonzero(np.asarray(tiny_run.parts.streams["test"].tokens) >= 0)[:900]
+    document = tiny_run.snapshot.streams["test"].document_of(
+        np.flatnonzero(np.asarray(tiny_run.snapshot.streams["test"].tokens) >= 0)[:900]
     )
     assert found.documents == len(set(document.tolist()))
     offset = np.array([list(document[:i]).count(number) for i, number in enumerate(document)])
@@ -225,26 +225,26 @@ def test_rows_of_the_report(compared: Run, tiny_run: Run) -> None:
         assert row.change == pytest.approx(np.exp(base.mean() - scores.mean()) - 1, abs=1e-5)
         assert row.tokens_per_second > 0
         assert (row.ppl_own_mix is not None) == (name in ("passages_knn", "passages_gnn_knn"))
-    facts, text = compared.artifact("passages").facts, compared.parts.streams["test"]
+    facts, text = compared.artifact("passages").facts, compared.snapshot.streams["test"]
     states = torch.from_numpy(np.array(compared.artifact("passages").array("test.states.npy"))).float()
     targets = torch.from_numpy(np.array(text.tokens[: len(states)]).astype(np.int64))
-    scores = compared.parts.head.target_log_probs(states[targets >= 0], targets[targets >= 0])
+    scores = compared.snapshot.head.target_log_probs(states[targets >= 0], targets[targets >= 0])
     assert found.rows["passages"].ppl == pytest.approx(np.exp(-scores.double().mean().item()), rel=1e-4)
     real = targets >= 0
-    near = compared.parts.index.search(states[real], compared.config.search.k)
+    near = compared.snapshot.index.search(states[real], compared.config.search.k)
     for mixes, expected in (
         (report.mix, found.rows["passages_knn"].ppl),
         (found.mix, found.rows["passages_knn"].ppl_own_mix),
     ):
         mix = Mix.of(mixes["base"])
-        tokens = compared.parts.store.tokens(near.positions)
+        tokens = compared.snapshot.store.tokens(near.positions)
         weights = mix.neighbour_weights(near.similarity)
         knn = knn_target_log_probs(tokens, weights, targets[real])
         starts = torch.from_numpy(np.array(text.starts, dtype=np.int64))
         offsets = (
             torch.arange(len(states)) - starts[torch.searchsorted(starts, torch.arange(len(states)), right=True) - 1]
         )
-        sure = compared.parts.head.confidence(states[real])
+        sure = compared.snapshot.head.confidence(states[real])
         evidence = mix.evidence(tokens, near.similarity, weights, offsets[real], sure)
         mixed = mix_log_probs(scores, knn, mix.weight_of(evidence))
         assert expected == pytest.approx(np.exp(-mixed.double().mean().item()), rel=1e-4)
@@ -322,7 +322,7 @@ def test_a_run_that_reads_on_from_document_to_document(compared: Run, tmp_path: 
     found = read_report(run.build_all()).passages
     assert found is not None
     assert found.tokens == 900
-    made, stream = run.artifact("passages"), run.parts.streams["test"]
+    made, stream = run.artifact("passages"), run.snapshot.streams["test"]
     end = int(stream.starts[1]) - 1
     states = made.array("test.states.npy")
     np.testing.assert_array_equal(states[end], states[end + 1])  # both have read everything before them

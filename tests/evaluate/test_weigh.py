@@ -185,7 +185,7 @@ def test_a_tie_goes_to_the_simplest() -> None:
 
 def test_a_sample_is_what_the_predictor_scores(tiny_run: Run) -> None:
     """The same log-probabilities in two ways: read from tables, and through the prediction step."""
-    parts, text = tiny_run.parts, tiny_run.parts.searched("test")
+    parts, text = tiny_run.snapshot, tiny_run.snapshot.searched("test")
     variants = tiny_run.artifact("tune").facts["variants"]
     for variant in variants["base"]:
         mixes = {state: Mix.of(variants[state][variant]["mix"]) for state in ("base", "gnn")}
@@ -203,7 +203,7 @@ def test_a_run_uses_what_is_best_on_valid(tiny_run: Run) -> None:
         best = min(variants, key=lambda variant: variants[variant]["valid_loss"])
         assert facts["mix"][state] == variants[best]["mix"]
         assert [variant for variant, row in rows.items() if row.chosen] == [best]
-        assert tiny_run.parts.predictor.mixes[state] == Mix.of(variants[best]["mix"])
+        assert tiny_run.snapshot.predictor.mixes[state] == Mix.of(variants[best]["mix"])
         assert rows[best].ppl == pytest.approx(report.rows[name].ppl)
         assert rows.keys() == variants.keys() >= {"one weight", "gate"}
     text = markdown(report)

@@ -32,7 +32,7 @@ LIBRARIES = (
     "gnnlm.cli.commands",
     "gnnlm.evaluate.evaluation",
     "gnnlm.library.library",
-    "gnnlm.predict.cache_stage",
+    "gnnlm.predict.cache_build",
     "gnnlm.predict.window_cache",
     "gnnlm.retrieval.faiss_index",
     "gnnlm.retrieval.search",

@@ -59,7 +59,7 @@ def test_a_record_is_read_as_it_was_written(found: tuple[Segment, ...], gone: fr
 
 def test_committing_moves_current(tmp_path: Path) -> None:
     assert current_number(tmp_path) == 0
-    assert read_current(tmp_path) is None
+    assert read_current(tmp_path).number == 0
     for number in (1, 2):
         commit(tmp_path, Generation(number, what="add"))
     assert read_current(tmp_path) == Generation(2, what="add")

@@ -74,7 +74,7 @@ def test_the_predictors_differ(book: Book, folder: Path) -> None:
 def test_rolling_log_likelihoods_are_those_of_gnnlm_eval(tiny_run: Run, book: Book) -> None:
     from gnnlm.integrations.lm_eval import OpenBookLM
 
-    stream, scored = tiny_run.parts.streams["test"], tiny_run.artifact("eval")
+    stream, scored = tiny_run.snapshot.streams["test"], tiny_run.artifact("eval")
     tokens = np.asarray(stream.tokens)
     document = stream.document_of(np.flatnonzero(tokens >= 0))
     texts = [document.text for document in stream.documents]

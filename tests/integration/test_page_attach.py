@@ -151,7 +151,7 @@ def test_attached_by_drop_and_paste_for_every_view(page: Any) -> None:
 
 
 def test_own_past_is_asked_for_and_cited(page: Any, tiny_run: Run) -> None:
-    text = str(tiny_run.parts.streams["test"].documents[1].text)[:60] * 3  # past the model's window
+    text = str(tiny_run.snapshot.streams["test"].documents[1].text)[:60] * 3  # past the model's window
     sent, following = bodies(page, "/v1/completions"), bodies(page, "/v1/next")
     write(page, prompt=text, tokens=40)
     assert "own_past" not in sent[-1]

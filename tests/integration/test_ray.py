@@ -31,7 +31,7 @@ from gnnlm.library.library import Library
 from gnnlm.retrieval.index import Allowed
 from gnnlm.retrieval.segmented import SpreadIndex
 from gnnlm.run import Run
-from gnnlm.run.shards import open_group
+from gnnlm.run.snapshot import open_index_group
 from tests.cli import error_line, gnnlm
 from tests.conftest import merge
 from tests.library.conftest import make_text
@@ -55,7 +55,7 @@ def several(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFactor
     """A run in several segments, built by the local engine."""
     run = Run(configured(tiny_values, tmp_path_factory.mktemp("local") / "run"))
     run.build_all()
-    assert len(run.parts.streams["train"].segments) > 2
+    assert len(run.snapshot.streams["train"].segments) > 2
     return run
 
 
@@ -193,7 +193,7 @@ def test_storage_that_is_copied_to_each_machine(
 @pytest.mark.timeout(900)
 def test_search_by_actors_is_the_local_search(several: Run, cluster: Cluster, engine: RayEngine) -> None:
     node = joined(cluster)
-    local = several.parts.index
+    local = several.snapshot.index
     run = Run(several.config, reading=True)
     book = package.open(several.root, engine)
     spread = book.model.index
@@ -201,7 +201,7 @@ def test_search_by_actors_is_the_local_search(several: Run, cluster: Cluster, en
     assert len(spread.rows) == 2
     assert len(spread) == len(local)
     queries = torch.from_numpy(run.artifact("encode").array("test.states.npy")[:40].copy())
-    open_ = torch.rand(len(several.parts.store), generator=torch.Generator().manual_seed(0)) < 0.3
+    open_ = torch.rand(len(several.snapshot.store), generator=torch.Generator().manual_seed(0)) < 0.3
     barred = (torch.arange(40) * 20, torch.arange(40) * 20 + 900)
     for allowed in (None, Allowed(positions=open_), Allowed(barred), Allowed(barred, open_)):
         for k in (1, 9, len(local)):
@@ -274,7 +274,9 @@ def same(found: Any, wanted: Any) -> None:
 
 @pytest.mark.timeout(900)
 def test_an_error_of_an_actor_is_told_as_it_is(engine: RayEngine, tmp_path: Path) -> None:
-    held = engine.hold(Place(tmp_path, ()), [partial(open_group, first=0, last=1)])
+    held = engine.hold(
+        Place(tmp_path, ()), [partial(open_index_group, reopen=Run.reopen, generation=0, first=0, last=1)]
+    )
     with pytest.raises(ConfigError, match=tmp_path.name):
         held.ask("search", {0: ()})
 

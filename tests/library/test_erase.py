@@ -17,9 +17,9 @@ from gnnlm.artifact.manifest import MANIFEST, read_manifest
 from gnnlm.config import load_config, parse_config
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Holder
-from gnnlm.library.erase_scan import Probes
+from gnnlm.library.erase_scan import ErasedSamples
 from gnnlm.library.library import Library
-from gnnlm.library.results import Erased
+from gnnlm.library.results import ErasureChange
 from gnnlm.run import Run
 from gnnlm.run.doctor import examine
 from tests.cli import error_line
@@ -28,9 +28,9 @@ from tests.conftest import merge
 from tests.library.conftest import make_text
 
 
-def erased(library: Library, **options: Any) -> Erased:
+def erased(library: Library, **options: Any) -> ErasureChange:
     change = library.compact(erase=True, **options)
-    assert isinstance(change, Erased)
+    assert isinstance(change, ErasureChange)
     return change
 
 
@@ -156,7 +156,7 @@ def test_text_that_was_copied_elsewhere_in_the_run_is_found(root: Path) -> None:
     """The search can fail: a file that still has the text, its tokens or its states is named."""
     library = Library(root)
     library.add_texts({"secret": make_text(1)})
-    ids = library.run.parts.lm.tokenize(make_text(1))[0]
+    ids = library.run.snapshot.lm.tokenize(make_text(1))[0]
     states = np.load(root / "added" / "0001.0" / "states" / "states.npy")
     (root / "notes.txt").write_text("as it says there: " + make_text(1)[40:120])
     (root / "tokens.bin").write_bytes(b"..." + np.array(ids, dtype=np.int16)[8:60].tobytes())
@@ -185,7 +185,7 @@ def test_text_that_other_documents_have_too_is_not_taken_for_it(root: Path) -> N
     library = Library(root)
     shared = make_text(1)
     library.add_texts({"one": shared, "two": shared + make_text(2)})
-    held_out = library.run.parts.streams["valid"].documents[0].text
+    held_out = library.run.snapshot.streams["valid"].documents[0].text
     library.add_texts({"valid": held_out})
     library.remove(["one", "valid"])
     change = erased(library)
@@ -220,7 +220,7 @@ def test_erased_segments_leave_the_stages_done_and_say_so_when_they_are_read(roo
     assert len(gnnlm.open(root.parent / "copy").documents) == 7
     run = Run(load_config(root))  # the corpus is still there: building it again brings its text back
     run.build("corpus", rebuild=True)
-    assert holding(root, run.parts.streams["train"].documents[0].text.splitlines()[0].encode())
+    assert holding(root, run.snapshot.streams["train"].documents[0].text.splitlines()[0].encode())
 
 
 def test_a_store_whose_base_was_erased_goes_on_changing(root: Path, write: Callable[..., Path]) -> None:
@@ -281,20 +281,20 @@ def test_erasing_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.Mo
 def test_erasing_that_was_interrupted_before_its_search_is_noticed_and_searches_for_as_much(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    library, made, of = Library(root), list[Probes](), Probes.of
+    library, made, of = Library(root), list[ErasedSamples](), ErasedSamples.of
     library.add_texts({"secret": make_text(1), "other": make_text(2)})
     library.remove("secret")
 
-    def kept(*given: Any) -> Probes:
+    def kept(*given: Any) -> ErasedSamples:
         made.append(of(*given))
         return made[-1]
 
     def lost(*_: object) -> None:
         raise ArtifactError("the power is gone")
 
-    monkeypatch.setattr(Probes, "of", kept)
+    monkeypatch.setattr(ErasedSamples, "of", kept)
     with monkeypatch.context() as patch:
-        patch.setattr(Probes, "search", lost)
+        patch.setattr(ErasedSamples, "search", lost)
         with pytest.raises(ArtifactError, match="power"):
             library.compact(erase=True)
     line = make_text(1).splitlines()[0].encode()

@@ -131,12 +131,12 @@ def test_added_documents_predict_as_if_they_had_been_built(
     )
     for stage in ("corpus", "encode"):
         built.build(stage)
-    stream, encoded = built.parts.streams["train"], built.artifact("encode")
+    stream, encoded = built.snapshot.streams["train"], built.artifact("encode")
     assert stream.names == [document.name for document in book.documents]
     exact = changes.get("index") is None
     if exact:
         built.build("index")
-        index = built.parts.index
+        index = built.snapshot.index
     else:  # the same trained quantizer, filled with all rows
         from gnnlm.retrieval.faiss_build import TRAINED, fill_index
         from gnnlm.retrieval.faiss_index import open_faiss_index
@@ -145,7 +145,7 @@ def test_added_documents_predict_as_if_they_had_been_built(
         path, keys = tmp_path / "index.faiss", np.asarray(keys_of(encoded, "train"))
         fill_index(small.path("index") / TRAINED, keys, Rows.of(stream), "cosine", path)
         index = open_faiss_index(path, keys, Rows.of(stream), "cosine", small.config.index.probes)
-    store = built.parts.encoded["train"]
+    store = built.snapshot.encoded["train"]
     if not exact:
         from gnnlm.datastore.codec import QUANTIZER
         from gnnlm.datastore.quantize import CodedTable, Quantizer
@@ -321,7 +321,7 @@ def test_texts_of_a_batch_have_filters_of_their_own(root: Path, library: Library
 
 
 def test_text_of_valid_or_test_is_reported(root: Path, library: Library) -> None:
-    test = Run(load_config(root), reading=True).parts.streams["test"].documents[0].text
+    test = Run(load_config(root), reading=True).snapshot.streams["test"].documents[0].text
     change = library.add_texts({"leak": make_text(1) + "\n" + test, "clean": make_text(2)})
     assert change.overlapping == ("leak",)
     (segment,) = [each for each in library.history()[-1].segments if each.is_added]
@@ -338,7 +338,7 @@ def test_the_current_generation_is_evaluated_without_what_overlaps(root: Path, l
     assert built.generation == 0
     for name, value in built.perplexity.items():
         assert value == pytest.approx(report[name]["ppl"], rel=1e-4)
-    test = Run(load_config(root), reading=True).parts.streams["test"].documents
+    test = Run(load_config(root), reading=True).snapshot.streams["test"].documents
     library.add_texts({f"leak {number}": test[number].text for number in range(len(test))})
     leaked = library.evaluate()
     assert (leaked.generation, leaked.left_out) == (1, tuple(f"leak {number}" for number in range(len(test))))

@@ -49,7 +49,7 @@ def encoded(run: Run, text: str) -> torch.Tensor:
 @cache
 def _encoded(run: int, text: str) -> torch.Tensor:
     config = _runs[run].config
-    lm = _runs[run].parts.lm
+    lm = _runs[run].snapshot.lm
     made = encode_tokens(lm, np.array(lm.tokenize(text)[0]), config.lm)
     return torch.from_numpy(round_states(made.states, config.store.dtype)).float()
 
@@ -61,7 +61,7 @@ def test_changes_against_a_dictionary(
 ) -> None:
     root = Path(shutil.copytree(tiny_run.root, tmp_path_factory.mktemp("model") / "run"))
     run = Run(load_config(root), reading=True)
-    run.parts.__dict__["source_lm"] = tiny_run.parts.source_lm  # loaded once for all examples
+    run.snapshot._components[("source",)] = tiny_run.snapshot.source_lm  # loaded once for all examples
     library = Library(run)
     built = {entry.name: book_of(run).document(entry.name).text for entry in library.documents()}
     oracle = dict(built)
@@ -86,7 +86,7 @@ def test_changes_against_a_dictionary(
     book = book_of(run)
     assert {document.name: book.document(document.name).text for document in book.documents} == oracle
     assert len(book.documents) == len(oracle)
-    assert len(book.model.index) == sum(len(run.parts.lm.tokenize(text)[0]) for text in oracle.values())
+    assert len(book.model.index) == sum(len(run.snapshot.lm.tokenize(text)[0]) for text in oracle.values())
     for text in (make_text(0), built["doc04.txt"]):
         query = encoded(run, text)[20]
         found = book.model.index.search(query[None], K)

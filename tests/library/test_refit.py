@@ -21,7 +21,7 @@ from gnnlm.library.library import Library
 from gnnlm.run import Run
 from gnnlm.run.doctor import examine
 from gnnlm.run.drift import Drift, Measuring
-from gnnlm.run.serving import Serving
+from gnnlm.run.snapshot import Snapshot
 from tests.cli import error_line
 from tests.conftest import merge, write_texts
 from tests.library.conftest import make_text
@@ -35,8 +35,8 @@ def states_of(root: Path) -> set[str]:
     return {run.state(stage) for stage in run.stages.values()}
 
 
-def served(root: Path) -> Serving:
-    return Serving(Run(load_config(root), reading=True), read_current(root))
+def served(root: Path) -> Snapshot:
+    return Run(load_config(root), reading=True).snapshot.at(read_current(root))
 
 
 def scores(book: gnnlm.Book, text: str = make_text(1, 2)) -> dict[str, Any]:
@@ -52,9 +52,7 @@ def replaced(library: Library, left: int = 1) -> Library:
 
 
 def index_drift(root: Path) -> Drift:
-    now, run = read_current(root), Run(load_config(root), reading=True)
-    assert now is not None
-    return Measuring(run, now, Serving(run, now)).index()
+    return Measuring(served(root)).index()
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +95,12 @@ def test_network_and_mix_are_those_of_a_run_of_these_documents(tiny_values: dict
     for stage in list(built.stages)[:-1]:
         built.build(stage)
     now = served(small.root)
-    found, expected, old = (one.artifact("train") for one in (now, built.parts, small.parts))
+    found, expected, old = (one.artifact("train") for one in (now, built.snapshot, small.snapshot))
     weights, others = found.tensors("model.safetensors"), old.tensors("model.safetensors")
     for name, tensor in expected.tensors("model.safetensors").items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-5, atol=1e-6)
     assert any(not torch.equal(tensor, others[name]) for name, tensor in weights.items())
-    mixes, wanted = (one.artifact("tune").facts for one in (now, built.parts))
+    mixes, wanted = (one.artifact("tune").facts for one in (now, built.snapshot))
     assert mixes["mix"] != small.artifact("tune").facts["mix"]
     for name in ("base", "gnn"):
         assert (mixes["mix"][name]["k"], mixes["mix"][name]["temperature"]) == (
@@ -150,7 +148,7 @@ def test_text_of_valid_takes_no_part(changed: Library) -> None:
     """A store with a document of valid would look far better on valid than it is."""
     changed.refit("mix")
     without = served(changed.run.root).artifact("tune").facts
-    valid = changed.run.parts.streams["valid"].documents[0].text
+    valid = changed.run.snapshot.streams["valid"].documents[0].text
     assert changed.add_texts({"leak": valid}).overlapping == ("leak",)
     assert changed.refit("mix").stages == ("tune",)
     found = served(changed.run.root).artifact("tune").facts
@@ -237,7 +235,7 @@ def test_an_interrupted_refit_leaves_the_old_generation_and_goes_on(
         raise ArtifactError("the power is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(library_module.Writing, "commit", lost)
+        patch.setattr(library_module.Transaction, "commit", lost)
         with pytest.raises(ArtifactError, match="power"):
             changed.refit("mix")
     assert current_number(root) == 2
@@ -246,7 +244,7 @@ def test_an_interrupted_refit_leaves_the_old_generation_and_goes_on(
     assert changed.refit("mix").generation == 3
     assert manifest.stat().st_mtime_ns == made  # it was found, not made again
     with monkeypatch.context() as patch:
-        patch.setattr(library_module.Writing, "commit", lost)
+        patch.setattr(library_module.Transaction, "commit", lost)
         changed_again = Library(root)
         with pytest.raises(ArtifactError, match="power"):
             changed_again.refit("gnn")
@@ -264,7 +262,7 @@ def test_a_refit_of_another_part_does_not_go_on_from_an_interrupted_one(
         raise ArtifactError("the power is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(library_module.Writing, "commit", lost)
+        patch.setattr(library_module.Transaction, "commit", lost)
         with pytest.raises(ArtifactError, match="power"):
             changed.refit("mix")
     assert Library(changed.run.root).refit("gnn").stages == ("train", "cache", "tune")

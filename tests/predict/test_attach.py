@@ -101,7 +101,7 @@ def book(tiny_run: Run) -> Book:
 
 @pytest.fixture(scope="module")
 def text(tiny_run: Run) -> str:
-    return str(tiny_run.parts.streams["test"].documents[0].text)
+    return str(tiny_run.snapshot.streams["test"].documents[0].text)
 
 
 def test_files_are_cited_by_name_and_place(book: Book, text: str, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.batch import Context, Graph
 from gnnlm.predict import cache_form
 from gnnlm.predict import window_cache as module
+from gnnlm.predict.cache_build import build_cache
 from gnnlm.predict.cache_form import Trial
-from gnnlm.predict.cache_stage import build_cache
 from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.window_cache import WindowCache, open_cache, table_shapes
 from gnnlm.retrieval.neighbours import Neighbours

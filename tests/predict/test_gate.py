@@ -130,15 +130,15 @@ def test_confidence_of_a_head(kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture(scope="module")
 def gated(tiny_run: Run) -> Predictor:
     """A predictor whose mixes both have a gate that looks at everything."""
-    similarity = tiny_run.parts.searched("test").table.similarity
+    similarity = tiny_run.snapshot.searched("test").table.similarity
     mean = [float(similarity.mean()), *GATE.mean[1:]]
     gate = replace(GATE, mean=mean, spread=[float(similarity.std()), *GATE.spread[1:]])
     mix = Mix(8, 0.1, 0.5, first=0.05, gate=gate)
-    return tiny_run.parts.predictor_with({"base": mix, "gnn": replace(mix, k=4, temperature=0.3)})
+    return tiny_run.snapshot.predictor_with({"base": mix, "gnn": replace(mix, k=4, temperature=0.3)})
 
 
 def test_the_mix_sums_to_one_and_agrees_with_targets(tiny_run: Run, gated: Predictor) -> None:
-    text = tiny_run.parts.searched("test")
+    text = tiny_run.snapshot.searched("test")
     for positions, prediction in text.predictions(gated, 100, PREDICTORS):
         tokens = text.text.tokens(positions)
         prediction, tokens = prediction[tokens >= 0], tokens[tokens >= 0]
@@ -151,7 +151,7 @@ def test_the_mix_sums_to_one_and_agrees_with_targets(tiny_run: Run, gated: Predi
 
 def test_the_weight_is_that_of_the_mix(tiny_run: Run, gated: Predictor) -> None:
     """p = lambda p_kNN + (1 - lambda) p_LM, solved for lambda where the two differ most."""
-    text = tiny_run.parts.searched("test")
+    text = tiny_run.snapshot.searched("test")
     _, prediction = next(text.predictions(gated, 60, PREDICTORS))
     mixed = prediction.log_probs(PREDICTORS)
     for name, state in (("knn", "base"), ("gnn_knn", "gnn")):
@@ -170,7 +170,7 @@ def test_the_weight_is_that_of_the_mix(tiny_run: Run, gated: Predictor) -> None:
 
 
 def test_first_tokens_have_their_own_weight(tiny_run: Run, gated: Predictor) -> None:
-    text = tiny_run.parts.searched("test")
+    text = tiny_run.snapshot.searched("test")
     starts, seen = text.text.document_starts.tolist(), 0
     for positions, prediction in text.predictions(gated, 64, ("knn",)):
         weight = prediction.distribution("knn").knn_weight_N
@@ -187,7 +187,7 @@ def test_first_tokens_have_their_own_weight(tiny_run: Run, gated: Predictor) -> 
 def test_an_open_book_weighs_as_a_stored_text(tiny_run: Run, gated: Predictor) -> None:
     """Read in pieces, with the first token where nothing was read, and the same scores."""
     model = replace(gnnlm.open(tiny_run.root).model, predictor=gated)
-    text = tiny_run.parts.searched("test")
+    text = tiny_run.snapshot.searched("test")
     want, _ = score_text(gated, text, 64, "score", PREDICTORS)
     ids = text.text.tokens(torch.arange(int(text.text.document_starts[1]) - 1)).tolist()
     pieces, past = [], None

@@ -211,7 +211,7 @@ def book(tiny_run: Run) -> Book:
 
 @pytest.fixture(scope="module")
 def document(tiny_run: Run) -> str:
-    return str(tiny_run.parts.streams["test"].documents[0].text)
+    return str(tiny_run.snapshot.streams["test"].documents[0].text)
 
 
 def test_only_the_predictors_asked_for(book: Book, document: str) -> None:
@@ -267,7 +267,7 @@ def test_next(book: Book, document: str) -> None:
 
 def test_filters(book: Book, tiny_run: Run, document: str) -> None:
     names = [stored.name for stored in book.documents]
-    assert sum(stored.tokens for stored in book.documents) == tiny_run.parts.streams["train"].token_count
+    assert sum(stored.tokens for stored in book.documents) == tiny_run.snapshot.streams["train"].token_count
     text = document[:40]
     for line in book.neighbors(text, 5, only=names[0]):
         assert [n.document for n in line] == [names[0]] * 5
@@ -278,7 +278,7 @@ def test_filters(book: Book, tiny_run: Run, document: str) -> None:
     base = book.score(text, predictors=["base"])
     np.testing.assert_allclose(without.base, base.base, atol=1e-6)
     np.testing.assert_allclose(without.knn, base.base, atol=1e-6)  # nothing to look up: the base model
-    stored = tiny_run.parts.streams["train"].documents[0].text[:60]
+    stored = tiny_run.snapshot.streams["train"].documents[0].text[:60]
     own = book.score(stored)
     assert own.perplexity("knn") < book.score(stored, exclude=names[0]).perplexity("knn")
 
@@ -308,12 +308,12 @@ def test_a_book_without_a_network(tiny_values: dict[str, Any], tiny_run: Run, tm
     assert not (run.root / "gnn").exists()
     plain = gnnlm.open(run.root)
     assert plain.predictors == ("base", "knn")
-    text, wanted = tiny_run.parts.searched("test"), ("base", "knn")
+    text, wanted = tiny_run.snapshot.searched("test"), ("base", "knn")
     saved = {name: np.load(run.root / "report" / f"{name}.log_probs.npy") for name in wanted}
-    want, _ = score_text(tiny_run.parts.predictor, text, 64, "score", wanted)
+    want, _ = score_text(tiny_run.snapshot.predictor, text, 64, "score", wanted)
     for name in wanted:
         np.testing.assert_allclose(saved[name], want[name], atol=1e-4)
-    document = tiny_run.parts.streams["test"].documents[0].text[:50]
+    document = tiny_run.snapshot.streams["test"].documents[0].text[:50]
     assert set(plain.score(document).log_probs) == set(wanted)
     assert set(plain.next(document).log_probs) == set(wanted)
     with pytest.raises(GnnlmError, match="needs a graph network"):
@@ -322,7 +322,7 @@ def test_a_book_without_a_network(tiny_values: dict[str, Any], tiny_run: Run, tm
 
 
 def test_an_open_book_needs_no_run(tiny_run: Run, document: str) -> None:
-    parts, config = tiny_run.parts, tiny_run.config
+    parts, config = tiny_run.snapshot, tiny_run.config
     reading = module.Reading(config.lm.window, config.lm.context)
     made = Book(OpenBook(parts.lm, parts.store, parts.index, replace(parts.predictor, graph_k=2), reading))
     assert made.score(document[:30]).gnn_knn.shape == (30,)

@@ -166,7 +166,7 @@ def in_segments(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(parse_config(values))
     for name in ("corpus", "encode", "codec"):
         run.build(name)
-    assert len(run.parts.streams["train"].segments) > 2
+    assert len(run.snapshot.streams["train"].segments) > 2
     return run
 
 
@@ -192,10 +192,10 @@ def test_every_kind_over_segments(
         assert ("more than index.memory_gb" if more else "fits into index.memory_gb") in facts["why"]
     if kind != "exact":
         assert set(facts["recall"]) == {"1", "10", "128", "1024"}
-    encoded, stream = run.artifact("encode"), run.parts.streams["train"]
+    encoded, stream = run.artifact("encode"), run.snapshot.streams["train"]
     exact = open_exact(encoded, stream, "cosine")
     keys_ND = torch.from_numpy(np.array(keys_of(encoded, "valid")[:40]))
-    found = run.parts.index.search(keys_ND, 10)
+    found = run.snapshot.index.search(keys_ND, 10)
     assert recall_of(found, keys_ND, exact, [10])[10] > 0.5
     assert bool((found.similarity[:, :-1] >= found.similarity[:, 1:]).all())
     if kind in ("exact", "ivf", "IVF8,PQ8x4fs", "PCA16,IVF8,RaBitQ") or facts["kind"].endswith("SQfp16"):
@@ -215,7 +215,7 @@ def test_queries_are_assigned_once(in_segments: Run, tmp_path: Path, monkeypatch
         return assign(self, *given)
 
     monkeypatch.setattr(InvertedLists, "assign", counted)
-    index = run.parts.index
+    index = run.snapshot.index
     assert isinstance(index, SegmentedIndex)
     found = index.search(keys_ND, 12)
     assert len(asked) == 1
@@ -276,7 +276,7 @@ def test_a_full_disk_in_the_middle_of_search_loses_nothing(
     run = Run(parse_config(merge(whole.config.model_dump(mode="json"), {"run": str(tmp_path / "run")})))
     run.build("search")
     assert before >= 4
-    shards = sum(-(-len(queries.positions) // 200) for queries in run.parts.queries)
+    shards = sum(-(-len(queries.positions) // 200) for queries in run.snapshot.queries)
     assert done[0] == shards + 1  # only the shard that could not be appended was searched twice
     for name in whole.artifact("search").manifest.files:
         assert (run.path("search") / name).read_bytes() == (whole.path("search") / name).read_bytes()

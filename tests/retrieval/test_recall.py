@@ -65,8 +65,8 @@ def test_against_faiss(seed: int) -> None:
 
 
 def test_an_exact_run_has_recall_one(tiny_run: Run) -> None:
-    encoded, test = tiny_run.artifact("encode"), tiny_run.parts.searched("test")
+    encoded, test = tiny_run.artifact("encode"), tiny_run.snapshot.searched("test")
     positions = torch.arange(0, len(test.text), 17)
     keys = torch.from_numpy(np.array(encoded.array("test.states.npy")))[positions]
-    index = open_exact(encoded, tiny_run.parts.streams["train"], "cosine")
+    index = open_exact(encoded, tiny_run.snapshot.streams["train"], "cosine")
     assert set(recall_of(test.table.at(positions), keys, index, [1, 10, 16]).values()) == {1.0}

@@ -274,18 +274,18 @@ def test_many_clusters_are_found_through_a_graph(
 ) -> None:
     monkeypatch.setattr(faiss_build, "TRAIN_ROWS", 8)
     monkeypatch.setattr(auto_index, "MANY_CLUSTERS", 16)
-    store, stream = tiny_run.artifact("encode"), tiny_run.parts.streams["train"]
+    store, stream = tiny_run.artifact("encode"), tiny_run.snapshot.streams["train"]
     made = build_index(
         Draft(tmp_path / "index", "index", {}), store, stream, IndexConfig(kind="ivf", clusters=40), seed=0
     )
     queries = torch.from_numpy(np.array(store.array("valid.states.npy")[:50]))
     found = open_index(made, store, stream, probes=40).search(queries, 5).positions.numpy()
-    want = tiny_run.parts.index.search(queries, 20).positions.numpy()
+    want = tiny_run.snapshot.index.search(queries, 20).positions.numpy()
     assert np.mean([np.isin(a, b).mean() for a, b in zip(found, want, strict=True)]) > 0.9
 
 
 def test_what_queries_may_find(tiny_run: Run) -> None:
-    stream = tiny_run.parts.streams["train"]
+    stream = tiny_run.snapshot.streams["train"]
     keys = keys_of(tiny_run.artifact("encode"), "train")
     positions = np.array([5, len(stream) - 1])
     rule = LeakageRule(3, 1, False)

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from gnnlm.book import Book, Session
+from gnnlm.book import Book
 from gnnlm.run import Run
 from gnnlm.serve.limits import Limits
 from gnnlm.serve.runs import Runs
@@ -21,7 +21,7 @@ from tests.serve.test_lookup import ask
 
 @pytest.fixture(scope="module")
 def text(tiny_run: Run) -> str:
-    return str(tiny_run.parts.streams["test"].documents[1].text)
+    return str(tiny_run.snapshot.streams["test"].documents[1].text)
 
 
 def notes(text: str, name: str = "notes.txt") -> list[dict[str, str]]:
@@ -74,14 +74,15 @@ def test_requests_do_not_see_each_others(client: httpx.Client, book: Book, text:
 
 
 def test_it_is_gone_with_the_request(runs: Runs, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[Session]] = []
-    begin = Session.__init__
+    made: list[weakref.ref[Book]] = []
+    begin = Book.with_documents
 
-    def noted(self: Session, *given: Any) -> None:
-        begin(self, *given)
-        made.append(weakref.ref(self))
+    def noted(self: Book, *given: Any) -> Book:
+        session = begin(self, *given)
+        made.append(weakref.ref(session))
+        return session
 
-    monkeypatch.setattr(Session, "__init__", noted)
+    monkeypatch.setattr(Book, "with_documents", noted)
     with serving(runs) as (address, desk), httpx.Client(base_url=address, timeout=60) as client:
         for _ in range(3):
             completion(client, text[:30], attach=notes(text[:200]))

@@ -20,10 +20,10 @@ import gnnlm
 from gnnlm.config import parse_config
 from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.evaluate.ngram import score_ngram
+from gnnlm.lm.architecture import warn_of_positions
 from gnnlm.predict.split_scoring import score_text
 from gnnlm.retrieval.index import keys_of
 from gnnlm.run import Run
-from gnnlm.run.stages import _warn_of_positions
 from gnnlm.train import training_loop as fit_module
 from gnnlm.train.batches import IGNORED, Lanes, StartToken, TextBlocks, TextPieces
 from gnnlm.train.train_lm import LMTask
@@ -143,7 +143,7 @@ def test_a_run_on_a_model_from_scratch(case: str, lines: Path, tmp_path: Path) -
     assert rows["gnn"] < rows["base"] * 1.001
     assert rows["gnn_knn"] < rows["base"]
     assert report["lm"]["kind"] == "scratch"
-    found = score_ngram(run.parts.streams, run.config.lm.continuous, run.artifact("corpus").facts)
+    found = score_ngram(run.snapshot.streams, run.config.lm.continuous, run.artifact("corpus").facts)
     assert found["test_tokens"] == report["test_tokens"]
     book = gnnlm.open(tmp_path / "run")
     text = "w1 w2 w3 w4"
@@ -151,11 +151,11 @@ def test_a_run_on_a_model_from_scratch(case: str, lines: Path, tmp_path: Path) -
     assert len(scores.tokens) == (5 if case != "transformer-xl" else len(text))
     assert book.neighbors(text, k=2)[0]
     lm = gnnlm.load_lm(tmp_path / "run" / "lm")
-    tokens = torch.tensor([run.parts.lm.tokenize(text)[0]])
+    tokens = torch.tensor([run.snapshot.lm.tokenize(text)[0]])
     torch.testing.assert_close(lm.log_probs(lm.encode(tokens)).exp().sum(-1), torch.ones(tokens.shape))
     if case == "transformer-xl":
         keys = keys_of(run.artifact("encode"), "train")
-        assert keys.shape == (len(run.parts.streams["train"]), 32)
+        assert keys.shape == (len(run.snapshot.streams["train"]), 32)
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -206,10 +206,10 @@ def test_fine_tuning_as_a_stage(kind: str, tiny_lm_dir: Path, text_dir: Path, ti
     facts = run.artifact("lm").facts
     assert facts["kind"] == kind
     assert 0 < len(facts["unread"]) < facts_documents(run)
-    allowed = run.parts.unread_positions
+    allowed = run.snapshot.unread_positions
     assert allowed is not None
-    assert set(run.parts.streams["train"].document_of(allowed).tolist()) == set(facts["unread"])
-    learned_on = run.parts.searched("train").table.positions(torch.arange(len(allowed)))
+    assert set(run.snapshot.streams["train"].document_of(allowed).tolist()) == set(facts["unread"])
+    learned_on = run.snapshot.searched("train").table.positions(torch.arange(len(allowed)))
     assert learned_on.tolist() == allowed.tolist()
     if kind == "lora":
         assert facts["trained"] < facts["parameters"] / 3
@@ -230,7 +230,7 @@ def test_first_readings_are_the_states_before_learning(
     run = Run(parse_config(merge(values, {"run": str(tmp_path / "run"), "lm": {"finetune": tuning}})))
     run.build("corpus")
     made = run.build("lm")
-    stream, positions, states = run.parts.streams["train"], run.parts.unread_positions, run.parts.unread_states
+    stream, positions, states = run.snapshot.streams["train"], run.snapshot.unread_positions, run.snapshot.unread_states
     assert positions is not None
     assert states is not None
     assert 0.5 * stream.token_count < len(positions) < stream.token_count
@@ -243,13 +243,13 @@ def test_first_readings_are_the_states_before_learning(
         for at in range(begin, end - 1, FINETUNE["block"]):
             tokens = np.asarray(stream.tokens[at : min(at + FINETUNE["block"], end - 1)], dtype=np.int64)
             assert kept[at : at + len(tokens)].all() or not kept[at : at + len(tokens)].any()
-            read = torch.from_numpy(np.concatenate([[run.parts.lm.start_token], tokens[:-1]]))
+            read = torch.from_numpy(np.concatenate([[run.snapshot.lm.start_token], tokens[:-1]]))
             if kept[at]:
-                wanted = run.parts.lm.encode(read[None])[0].numpy()
+                wanted = run.snapshot.lm.encode(read[None])[0].numpy()
                 np.testing.assert_allclose(states[at : at + len(tokens)], wanted, atol=2e-2)
     for stage in ("encode", "codec", "index", "search"):
         run.build(stage)
-    train, some = run.parts.searched("train"), torch.from_numpy(positions[:5])
+    train, some = run.snapshot.searched("train"), torch.from_numpy(positions[:5])
     context, found = train.context(some[None]), train.table.at(some)
     torch.testing.assert_close(context.states_BTD[0], torch.from_numpy(np.asarray(states[positions[:5]])).float())
     assert (train.text.document_of(found.positions) != train.text.document_of(some)[:, None]).all()
@@ -257,7 +257,7 @@ def test_first_readings_are_the_states_before_learning(
     assert (train.table.at(left_out).positions == -1).all()  # by position, not by line
     for stage in ("train", "cache", "tune"):
         run.build(stage)
-    predictor, wanted = run.parts.predictor, ("base", "gnn")
+    predictor, wanted = run.snapshot.predictor, ("base", "gnn")
     whole, _ = score_text(predictor, train, 512, "score", wanted, torch.from_numpy(positions))
     for block in (7, 64):  # a text with gaps scores the same however it is cut
         parts, _ = score_text(predictor, train, block, "score", wanted, torch.from_numpy(positions))
@@ -286,7 +286,7 @@ def test_positions_that_were_never_trained_are_told(
     case: str, window: int, told: bool, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = scratch_config(lines, tmp_path, case).lm
-    _warn_of_positions(config.model_copy(update={"window": window}))
+    warn_of_positions(config.model_copy(update={"window": window}))
     assert ("longer than lm.train.block" in capsys.readouterr().err) == told
 
 

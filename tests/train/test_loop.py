@@ -54,20 +54,20 @@ def test_cosine_schedule() -> None:
 
 
 def train(run: Run, folder: Any, **changes: Any) -> Any:
-    parts = run.parts
+    parts = run.snapshot
     torch.manual_seed(0)
     config = TrainConfig(**{**run.config.train.model_dump(), **changes})
-    model = GnnModel(resolve_options(run.config.gnn, run.parts.head.width), run.parts.head)
+    model = GnnModel(resolve_options(run.config.gnn, run.snapshot.head.width), run.snapshot.head)
     with Draft(folder / "gnn", "train", {}) as draft:
         return train_gnn(TrainingSetup(draft, seed=0, cpu=True), model, parts.head, parts.graphs, texts(run), config)
 
 
 def texts(run: Run) -> TrainingTexts:
-    return TrainingTexts(run.parts.searched("train"), run.parts.searched("valid"))
+    return TrainingTexts(run.snapshot.searched("train"), run.snapshot.searched("valid"))
 
 
 def make_task(run: Run, model: Any, order: BlockOrder, ks: Curriculum, accumulate: int, valid_tokens: int) -> GnnTask:
-    parts, given = run.parts, texts(run)
+    parts, given = run.snapshot, texts(run)
     return GnnTask(model, parts.head, parts.graphs, given.train, given.valid, order, ks, accumulate, valid_tokens)
 
 
@@ -89,7 +89,7 @@ def test_early_stopping_keeps_the_best(tiny_run: Run, tmp_path: Any) -> None:
 
 def test_a_step_in_parts_reads_the_same_blocks(tiny_run: Run) -> None:
     """Four blocks at once, or one by one: the mean over their targets is one loss."""
-    train, head = tiny_run.parts.searched("train"), tiny_run.parts.head
+    train, head = tiny_run.snapshot.searched("train"), tiny_run.snapshot.head
     torch.manual_seed(0)
     model = GnnModel(resolve_options(tiny_run.config.gnn, head.width), head).eval()
     losses = []
@@ -146,9 +146,9 @@ def test_the_history_compares_like_with_like(tiny_run: Run) -> None:
     assert history[0]["train_gnn"] == pytest.approx(history[0]["train_base"], abs=1e-6)  # untrained: the base model
     assert len({entry["train_base"] for entry in history}) == 1
     assert history[-1]["train_gnn"] < history[-1]["train_base"]
-    source = tiny_run.parts.searched("train")
+    source = tiny_run.snapshot.searched("train")
     order, ks = BlockOrder(len(source.table), 24, 2, seed=0), Curriculum((Phase(k=4, steps=3),))
-    task = make_task(tiny_run, tiny_run.parts.gnn, order, ks, 1, valid_tokens=700)
+    task = make_task(tiny_run, tiny_run.snapshot.gnn, order, ks, 1, valid_tokens=700)
     task.start(torch.device("cpu"))
     lines = task._sample
     assert lines.shape == (2, 24)  # whole blocks, less than a tenth of the valid tokens
@@ -156,7 +156,7 @@ def test_the_history_compares_like_with_like(tiny_run: Run) -> None:
     assert lines[-1, -1] == len(source.table) - 1
     positions = source.table.positions(lines)
     targets = source.text.tokens(positions)
-    real, head = targets >= 0, tiny_run.parts.head
+    real, head = targets >= 0, tiny_run.snapshot.head
     wanted = -head.target_log_probs(source.text.states(positions)[real], targets[real])
     assert task.train_losses()["train_base"] == pytest.approx(float(wanted.mean()), abs=1e-5)
 
@@ -175,7 +175,7 @@ def test_released_and_paper_presets_train(tiny_run: Run, tmp_path: Any) -> None:
         config = parse_config(values)
         run = Run(config)
         torch.manual_seed(0)
-        head, graphs = tiny_run.parts.head, tiny_run.parts.graphs
+        head, graphs = tiny_run.snapshot.head, tiny_run.snapshot.graphs
         model = GnnModel(resolve_options(config.gnn, head.width), head)
         with Draft(tmp_path / preset, "train", {}) as draft:
             fitting = TrainingSetup(draft, seed=0, cpu=True)

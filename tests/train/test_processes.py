@@ -126,8 +126,8 @@ def test_two_processes_train_as_one(case: str, count: int, text_dir: Path, tiny_
     if case in ("full", "lora"):
         one, two = (Run(parse_config(merge(run.config.model_dump(mode="json"), {"run": str(tmp_path / name)})))
                     for name in ("one", "two"))  # fmt: skip
-        assert torch.equal(torch.tensor(one.parts.unread_positions), torch.tensor(two.parts.unread_positions))
-        states = [torch.tensor(r.parts.unread_states[:]).float() for r in (one, two)]
+        assert torch.equal(torch.tensor(one.snapshot.unread_positions), torch.tensor(two.snapshot.unread_positions))
+        states = [torch.tensor(r.snapshot.unread_states[:]).float() for r in (one, two)]
         assert float(states[0].abs().max()) > 0
         assert torch.allclose(states[0], states[1], atol=1e-2)
     assert not list((tmp_path / "two").glob(".*.partial"))

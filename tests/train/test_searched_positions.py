@@ -52,11 +52,11 @@ def test_less_is_searched_and_the_same_is_learned(
     whole = made(tiny_run, tmp_path / "whole", "train")
     monkeypatch.setattr(search, "ALL_SEARCHED", 100)
     some = made(tiny_run, tmp_path / "some", "train")
-    searched = some.parts.searched("train").table
+    searched = some.snapshot.searched("train").table
     assert searched.queried is not None
-    assert 0 < len(searched) < 0.5 * len(whole.parts.searched("train").table)
+    assert 0 < len(searched) < 0.5 * len(whole.snapshot.searched("train").table)
     positions = some.config.train.batch_blocks * some.config.train.block * 10
-    assert searched_positions(some.config, len(whole.parts.streams["train"])) == positions >= len(searched) - 200
+    assert searched_positions(some.config, len(whole.snapshot.streams["train"])) == positions >= len(searched) - 200
     learned = [(run.path("train") / "model.safetensors").read_bytes() for run in (whole, some)]
     assert learned[0] == learned[1]
     assert whole.artifact("train").text("history.json") == some.artifact("train").text("history.json")

@@ -32,7 +32,7 @@ def doctor(run: RunPath, as_json: AsJson = False) -> None:
             table.add_row(name, *(f"{value:.3f}" for value in values.values()))
         out.print(table)
     for drift in found.drift:
-        out.print(drift.line(found.run), soft_wrap=True, markup=False)
+        out.print(drift.line(found.run.root), soft_wrap=True, markup=False)
     for problem in found.problems:
         out.print(f"problem: {problem}", soft_wrap=True, markup=False)
     if found.ok:

@@ -18,7 +18,7 @@ from gnnlm.progress import say
 
 if TYPE_CHECKING:
     from gnnlm.library.library import Library
-    from gnnlm.library.results import Change, Erased
+    from gnnlm.library.results import Change, ErasureChange
 
 Paths = Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders of text.")]
 Tags = Annotated[
@@ -78,13 +78,12 @@ def compact(
     as_json: AsJson = False,
 ) -> None:
     """Merge small segments and leave out removed documents. Nothing is encoded again."""
-    from gnnlm.library.results import Erased
 
     change = _library(run).compact(erase=erase, wait=wait)
-    if isinstance(change, Erased):
+    if isinstance(change, ErasureChange):
         _show_erased(change)
     _show(change, as_json)
-    if isinstance(change, Erased) and change.found:
+    if isinstance(change, ErasureChange) and change.found:
         raise ArtifactError(
             f"text of erased documents is left in {change.found[0]}"
             + (f" (and {len(change.found) - 1} more files)" if len(change.found) > 1 else "")
@@ -177,7 +176,7 @@ def _show(change: Change, as_json: bool) -> None:
         print(json.dumps(change.as_json()), flush=True)
 
 
-def _show_erased(change: Erased) -> None:
+def _show_erased(change: ErasureChange) -> None:
     out.print(
         f"erased {len(change.erased):,} documents; searched {change.searched:,} bytes for text, tokens and states: "
         f"{'nothing is left' if not change.found else f'found in {len(change.found)} files'}",

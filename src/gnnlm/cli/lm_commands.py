@@ -86,7 +86,7 @@ def ngram(
     from gnnlm.evaluate.ngram import score_ngram
 
     made = open_config(config, set_)
-    found = score_ngram(made.parts.streams, made.config.lm.continuous, made.artifact("corpus").facts, order)
+    found = score_ngram(made.snapshot.streams, made.config.lm.continuous, made.artifact("corpus").facts, order)
     say(
         f"interpolated {order}-gram (Kneser-Ney): perplexity {found['ppl']:.2f}, {found['bits_per_byte']:.3f} bits per "
         f"byte on {found['test_tokens']:,} test tokens"

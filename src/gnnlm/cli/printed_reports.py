@@ -71,7 +71,7 @@ def generation_line(made: Run) -> str | None:
 def show_examples(made: Run, count: int) -> None:
     from gnnlm.evaluate.examples import find_examples, render_choice, render_example
 
-    scores, parts = made.artifact("eval"), made.parts
+    scores, parts = made.artifact("eval"), made.snapshot
     best = open_report(made).predictors[-1]
     base, gained = (scores.array(f"{name}.log_probs.npy") for name in ("base", best))
     text, stream, seed = parts.searched("test"), parts.streams["test"], made.config.seed

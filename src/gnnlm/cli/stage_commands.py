@@ -21,7 +21,8 @@ from gnnlm.cli.options import (
     open_config,
 )
 from gnnlm.cli.printed_reports import show_current, show_report
-from gnnlm.run.stages import STAGES, Stage
+from gnnlm.run.stages import STAGES
+from gnnlm.stage import Stage
 
 
 def add_stage_commands(app: typer.Typer) -> None:

@@ -59,6 +59,11 @@ class Config(Section):
         """`tune.gate`, or what the preset says."""
         return bool(PRESETS[self.gnn.preset]["tune"]["gate"]) if self.tune.gate is None else self.tune.gate
 
+    @property
+    def graph_k(self) -> int:
+        """Neighbours per position in the graph when predicting."""
+        return self.eval.graph_k or self.search.graph_k
+
     @model_validator(mode="after")
     def _curriculum_within_graph(self) -> Config:
         largest = max(phase.k for phase in self.train.curriculum)

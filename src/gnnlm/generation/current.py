@@ -41,10 +41,10 @@ def generation_file(root: Path, number: int) -> Path:
     return root / FOLDER / f"{number}.json"
 
 
-def read_generation(root: Path, number: int) -> Generation | None:
-    """A generation by its number; None for generation 0, which has no record."""
+def read_generation(root: Path, number: int) -> Generation:
+    """Return a generation by its number; generation 0, the run as it was built, has no record and no segments here."""
     if not number:
-        return None
+        return Generation()
     path = generation_file(root, number)
     try:
         text = path.read_bytes()
@@ -56,12 +56,12 @@ def read_generation(root: Path, number: int) -> Generation | None:
     return Generation.parse(text, path)
 
 
-def read_current(root: Path) -> Generation | None:
-    """The generation that a run serves; None for generation 0."""
+def read_current(root: Path) -> Generation:
+    """Return the generation that a run serves."""
     return read_generation(root, current_number(root))
 
 
-def pinned(root: Path) -> tuple[Generation | None, Lease]:
+def pinned(root: Path) -> tuple[Generation, Lease]:
     """The current generation, with a lease on it.
 
     A writer removes what no lease names after it has moved CURRENT on. So the lease is there first, and CURRENT is

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from gnnlm.artifact import Artifact, Files
+from gnnlm.artifact import Files
 from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.corpus.stream import TEXT, Stream
 from gnnlm.datastore.filter import DocumentLookup, Names
-from gnnlm.generation import Generation, Segment
-from gnnlm.generation.current import generation_file
-from gnnlm.library.results import Entry
-from gnnlm.run import Run
+from gnnlm.generation import Segment
+from gnnlm.library.results import CatalogueEntry
+from gnnlm.run.snapshot import Snapshot
 
 Place = tuple[int, int]  # a segment of a generation, and a document of it
 
@@ -22,13 +21,13 @@ Place = tuple[int, int]  # a segment of a generation, and a document of it
 class Catalogue:
     """The documents of a generation that are not removed."""
 
-    def __init__(self, run: Run, generation: Generation) -> None:
-        self._run, self._now = run, generation
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot, self._now = snapshot, snapshot.generation
 
     @cached_property
     def streams(self) -> list[Stream]:
         """The text of each segment."""
-        return [text_of(self._run, segment, self._now.number) for segment in self._now.segments]
+        return [text_of(self._snapshot, segment) for segment in self._now.segments]
 
     @cached_property
     def places(self) -> dict[str, list[Place]]:
@@ -41,14 +40,14 @@ class Catalogue:
                     found.setdefault(name, []).append((number, document))
         return found
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CatalogueEntry]:
         found = []
         for segment, stream in zip(self._now.segments, self.streams, strict=True):
             removed, tags = set(segment.removed), _tags_by_document(segment)
             sizes = (stream.starts[1:] - stream.starts[:-1] - 1).tolist()
             for number, name in enumerate(stream.names):
                 if number not in removed:
-                    found.append(Entry(name, sizes[number], tuple(sorted(tags.get(number, ()))), segment.name))
+                    found.append(CatalogueEntry(name, sizes[number], tuple(sorted(tags.get(number, ()))), segment.name))
         return found
 
     def name_of(self, place: Place) -> str:
@@ -109,10 +108,9 @@ class Catalogue:
         return found
 
 
-def text_of(run: Run, segment: Segment, generation: int) -> Stream:
-    """The text of a segment."""
-    path, record = run.root / segment.name / TEXT, generation_file(run.root, generation)
-    text = Artifact.open_part(path, segment.parts[TEXT], record)
+def text_of(snapshot: Snapshot, segment: Segment) -> Stream:
+    """Open the text of a segment; the other segments of the snapshot may be damaged."""
+    text = snapshot.part(segment, TEXT)
     return Stream(text, "train", [Files(text)])
 
 

@@ -13,11 +13,11 @@ from gnnlm.predict.split_scoring import SearchedText, score_surely
 from gnnlm.retrieval.index import Allowed, keys_of
 from gnnlm.retrieval.search import search_table
 from gnnlm.run import Run
-from gnnlm.run.opened import Opened
+from gnnlm.run.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class CurrentPerplexity:
     """The perplexity of test by predictor at a generation, and the documents that were left out of its store."""
 
     generation: int
@@ -34,12 +34,11 @@ class Evaluated:
         }
 
 
-def evaluate_current(run: Run) -> Evaluated:
+def evaluate_current(run: Run) -> CurrentPerplexity:
     """Look up and score every test position with the generation that the run serves now; mixes stay as tuned."""
-    opened = Opened.open(run)
-    parts, config = opened.parts, run.config
-    store, stream = parts.store, parts.streams["test"]
-    numbers = _overlapping(opened)
+    snapshot, config = run.open_current(), run.config
+    store, stream = snapshot.store, snapshot.streams["test"]
+    numbers = _overlapping(snapshot)
     allowed = None
     if numbers:
         open_D = torch.ones(len(store.names), dtype=torch.bool)
@@ -47,19 +46,21 @@ def evaluate_current(run: Run) -> Evaluated:
         allowed = Allowed(positions=open_D.repeat_interleave(store.document_starts.diff()))
     keys_ND = torch.from_numpy(np.array(keys_of(run.artifact("encode"), "test")))
     table = search_table(
-        parts.index, keys_ND, config.search.k, config.search.shard_queries, "search test", allowed=allowed
+        snapshot.index, keys_ND, config.search.k, config.search.shard_queries, "search test", allowed=allowed
     )
-    text = SearchedText(parts.encoded["test"], table, config.lm.continuous)
-    names = parts.predictor.names
-    scored = score_surely(parts.predictor, text, config.eval.block, "score test", names, ())
+    text = SearchedText(snapshot.encoded["test"], table, config.lm.continuous)
+    names = snapshot.predictor.names
+    scored = score_surely(snapshot.predictor, text, config.eval.block, "score test", names, ())
     found = {name: perplexity(-float(np.mean(scored.log_probs[name]))) for name in names}
-    return Evaluated(opened.generation, stream.token_count, found, tuple(store.names[number] for number in numbers))
+    return CurrentPerplexity(
+        snapshot.number, stream.token_count, found, tuple(store.names[number] for number in numbers)
+    )
 
 
-def _overlapping(opened: Opened) -> list[int]:
+def _overlapping(snapshot: Snapshot) -> list[int]:
     """The documents, counted through all segments, that share text with valid or test and are not removed."""
     found, first = [], 0
-    for segment in () if opened.parts.served is None else opened.parts.served.segments:
+    for segment in snapshot.generation.segments:
         found += [first + number for number in segment.overlapping if number not in set(segment.removed)]
         first += segment.documents
     return found

@@ -21,7 +21,7 @@ from gnnlm.corpus.text_files import cited
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Generation, Lease, leases_of
 from gnnlm.layout import ADDED, REFITTED, SEGMENTS
-from gnnlm.library.erase_scan import Probes
+from gnnlm.library.erase_scan import ErasedSamples
 from gnnlm.run import Run
 from gnnlm.run.leftovers import needed_paths
 
@@ -100,7 +100,7 @@ def erase_unreferenced(run: Run, now: Generation, wait: float) -> Erasure:
     needed = {segment.name for segment in now.segments}
     doomed = [path for kind in (SEGMENTS, ADDED) for path in sorted((root / kind).glob("*/")) if path.is_dir()]
     doomed = [path for path in doomed if str(path.relative_to(root)) not in needed and _is_there(path)]
-    probes = Probes.of(run, doomed, now)
+    probes = ErasedSamples.of(run, doomed, now)
     linked = sum(1 for path in doomed for file in _files(path) if file.stat().st_nlink > 1)
     _empty_first_readings(run, now.number, bool(probes.names))
     artifacts = _needed(root, now)
@@ -188,38 +188,19 @@ def _empty_first_readings(run: Run, generation: int, erasing: bool) -> None:
         _empty(run.path("lm"), list(files.values()), generation)
 
 
-REMEMBERS = {  # what of a refit was made from text, by stage
-    "train": "the weights of the graph network, trained again",
-    "index": "the centroids of the index, trained again",
-    "cache": "the codebooks of the cache, learned again",
-    "tune": "the mix, fitted again",
-}
-
-
 def _may_remember(run: Run, now: Generation, linked: int) -> Iterator[str]:
-    """What was made from erased documents and stays, by name."""
-    if "lm" in run.stages:
-        yield f"{run.path('lm')}: the base model was trained on the corpus"
-    if "train" in run.stages:
-        yield f"{run.path('train')}: the weights of the graph network"
-    if run.artifact("codec").facts["kind"] != "fp16":
-        yield f"{run.path('codec')}: the codebooks of the states"
-    if run.artifact("index").facts["kind"] != "exact":
-        yield f"{run.path('index')}: the centroids of the trained index"
-    if "cache" in run.stages and any(name.endswith(".safetensors") for name in run.artifact("cache").manifest.files):
-        yield f"{run.path('cache')}: the codebooks of the cache"
+    """Yield what was made from erased documents and stays, by name."""
+    snapshot = run.snapshot.at(now)
+    for name, stage in run.stages.items():
+        if what := stage.memory_of_text(snapshot, run.artifact(name), refitted=False):
+            yield f"{run.path(name)}: {what}"
     for name, made in now.refitted.items():
-        if name == "cache" and not list((run.root / made.path).glob("*.safetensors")):
-            continue
-        yield f"{run.root / made.path}: {REMEMBERS[name]} with what was served then"
-    yield f"{run.path('search')}: which positions were near which, without text"
-    yield f"{run.path('tune')} and {run.path('eval')}: figures made with it"
+        if what := run.stages[name].memory_of_text(snapshot, snapshot.trained(name), refitted=True):
+            yield f"{run.root / made.path}: {what} with what was served then"
     for folder, what in (("analysis", "tables and figures made with it"), ("tensorboard", "training curves")):
         if (run.root / folder).is_dir():
             yield f"{run.root / folder}: {what}"
     corpus = run.config.corpus
-    if corpus.tokens != "lm":
-        yield f"{run.path('corpus')}: the vocabulary has its words or bytes"
     if source := corpus.source or corpus.train or corpus.dataset:
         yield f"{cited(source)}: the text that the corpus was built from; it is yours, and was not touched"
     if linked:

@@ -28,16 +28,16 @@ KINDS, FOLDERS = ("states", "codes", "cache"), (SEGMENTS, ADDED)  # parts with r
 
 
 @dataclass(frozen=True)
-class Probes:
+class ErasedSamples:
     """Pieces of erased documents that occur in no document that stays, and the names of those documents."""
 
     names: tuple[str, ...]
     pieces: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, run: Run, doomed: Sequence[Path], now: Generation) -> Probes:
+    def of(cls, run: Run, doomed: Sequence[Path], now: Generation) -> ErasedSamples:
         """Pieces of the documents of segments that are about to be deleted and of no document that stays."""
-        stays = _Kept(run, now)
+        stays = _RemainingContent(run, now)
         names: list[str] = []
         found: list[list[bytes]] = [[], [], []]
         for segment in doomed:
@@ -74,14 +74,15 @@ class Probes:
         return tuple(found), searched
 
 
-class _Kept:
+class _RemainingContent:
     """What stays: pieces that occur there too tell nothing."""
 
     def __init__(self, run: Run, now: Generation) -> None:
         self.documents: set[tuple[str, str]] = set()
-        streams = [text_of(run, segment, now.number) for segment in now.segments]
+        snapshot = run.snapshot.at(now)
+        streams = [text_of(snapshot, segment) for segment in now.segments]
         removed_of = [set(segment.removed) for segment in now.segments]
-        for held_out in run.parts.held_out.values():
+        for held_out in snapshot.held_out.values():
             streams.append(held_out)
             removed_of.append(set())
         for removed, stream in zip(removed_of, streams, strict=True):

@@ -17,7 +17,7 @@ from gnnlm.errors import CorpusError
 from gnnlm.run import Run
 
 
-class NewTexts:
+class TextIngest:
     """Turns files and texts into documents of a run's store."""
 
     def __init__(self, run: Run) -> None:
@@ -69,7 +69,7 @@ class NewTexts:
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         if self._run.config.corpus.tokens == "lm":
-            return self._run.parts.source_lm
+            return self._run.snapshot.source_lm
         vocabulary = load_vocabulary(self._run.artifact("corpus").path)
         assert vocabulary is not None
         return vocabulary
@@ -96,7 +96,7 @@ class NewTexts:
     def _held_out(self) -> SeenText:
         """The n-grams of valid and test."""
         seen = SeenText(self._run.config.corpus.overlap_ngram)
-        for stream in self._run.parts.held_out.values():
+        for stream in self._run.snapshot.held_out.values():
             for document in stream.documents:
                 seen.add(document.text)
         return seen
@@ -104,4 +104,4 @@ class NewTexts:
     @property
     def held_out_names(self) -> set[str]:
         """The names of the documents that the run is evaluated on."""
-        return {name for stream in self._run.parts.held_out.values() for name in stream.names}
+        return {name for stream in self._run.snapshot.held_out.values() for name in stream.names}

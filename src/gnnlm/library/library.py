@@ -15,25 +15,24 @@ from gnnlm.config import load_config
 from gnnlm.corpus.document import Document
 from gnnlm.datastore.filter import Names
 from gnnlm.errors import ConfigError, CorpusError
-from gnnlm.generation import Generation, Refitted, generations_of, read_current
+from gnnlm.generation import Generation, generations_of, read_current
 from gnnlm.generation.current import forget_uncommitted
 from gnnlm.library.catalogue import Catalogue
 from gnnlm.library.compact import compacted
-from gnnlm.library.current_evaluation import Evaluated, evaluate_current
+from gnnlm.library.current_evaluation import CurrentPerplexity, evaluate_current
 from gnnlm.library.erase import erase_unreferenced, remove_unreferenced
-from gnnlm.library.ingest import NewTexts
+from gnnlm.library.ingest import TextIngest
 from gnnlm.library.refit import folder_of, refitted
-from gnnlm.library.results import Change, Entry, Erased, Refit
-from gnnlm.library.segment_builder import SegmentMaker
-from gnnlm.library.transaction import Writing, checked_tags
+from gnnlm.library.results import CatalogueEntry, Change, ErasureChange, Refit
+from gnnlm.library.segment_builder import SegmentBuilder
+from gnnlm.library.transaction import Transaction, checked_tags
 from gnnlm.run import Run
-from gnnlm.run.at import RunAt
-from gnnlm.run.serving import as_built, check_trained, outdated
+from gnnlm.run.snapshot import Snapshot
 
 FOLDER_TAG = "folder:"  # the tag of documents that a folder is synchronised with
 
 
-class Reader(Protocol):
+class Refreshable(Protocol):
     """Something that is open at a generation, such as a book."""
 
     def refresh(self) -> bool: ...
@@ -44,53 +43,44 @@ class Library:
 
     def __init__(self, run: str | Path | Run) -> None:
         self.run = run if isinstance(run, Run) else Run(load_config(Path(run)), reading=True)
-        self._texts = NewTexts(self.run)
-        self._makers: list[tuple[Mapping[str, Refitted], SegmentMaker]] = []
-
-    def _maker(self, now: Generation) -> SegmentMaker:
-        """Makes segments with the trained parts of a generation; the last is kept, with what it has loaded."""
-        if not self._makers or self._makers[0][0] != now.refitted:
-            self._makers = [(now.refitted, SegmentMaker(RunAt(self.run, now) if now.refitted else self.run))]
-        return self._makers[0][1]
+        self._ingest = TextIngest(self.run)
 
     # -- looking -------------------------------------------------------------------------------------------
 
-    def documents(self) -> list[Entry]:
+    def documents(self) -> list[CatalogueEntry]:
         """The documents that can be looked up, in the order of the store."""
-        return Catalogue(self.run, self._now()).entries()
+        return Catalogue(self._now()).entries()
 
     def history(self) -> list[Generation]:
         """Every generation, the run as it was built first."""
         self.run.open_all()
-        return [as_built(self.run), *generations_of(self.run.root)]
+        return [self.run.snapshot.generation, *generations_of(self.run.root)]
 
-    def evaluate(self) -> Evaluated:
+    def evaluate(self) -> CurrentPerplexity:
         """The perplexity of test with what the run serves now, but for documents that overlap with valid or test."""
         return evaluate_current(self.run)
 
-    def _now(self) -> Generation:
-        """The current generation; refused if its segments were made with other trained parts."""
+    def _now(self) -> Snapshot:
+        """The current generation; refused if its segments were made with other trained artifacts."""
         self.run.open_all()
-        now = read_current(self.run.root)
-        if now is None:
-            return as_built(self.run)
-        check_trained(self.run, now)
+        now = self.run.snapshot.at(read_current(self.run.root))
+        now.check_current()
         return now
 
     # -- changing ------------------------------------------------------------------------------------------
 
     def add(self, paths: str | Path | Iterable[str | Path], *, tags: Iterable[str] = ()) -> Change:
         """Add the documents of files and folders. A document that is there with the same text is left as it is."""
-        return self._add(self._texts.read(_listed(paths)), tags)
+        return self._add(self._ingest.read(_listed(paths)), tags)
 
     def add_texts(self, texts: Mapping[str, str], *, tags: Iterable[str] = ()) -> Change:
         """Add documents given as texts by name."""
-        return self._add(self._texts.given(texts), tags)
+        return self._add(self._ingest.given(texts), tags)
 
     def _add(self, documents: list[Document], tags: Iterable[str]) -> Change:
         wanted = checked_tags(tags)
         with self._writing("add") as writing:
-            new = self._texts.tokenized(documents)
+            new = self._ingest.tokenized(documents)
             other = [one.name for one in new if writing.catalogue.differs(one)]
             if other:
                 raise CorpusError(
@@ -102,17 +92,17 @@ class Library:
 
     def replace(self, paths: str | Path | Iterable[str | Path], *, tags: Iterable[str] = ()) -> Change:
         """Replace documents by the files of the same names; their tags stay. Those with the same text are left."""
-        return self._replace(self._texts.read(_listed(paths)), tags)
+        return self._replace(self._ingest.read(_listed(paths)), tags)
 
     def replace_texts(self, texts: Mapping[str, str], *, tags: Iterable[str] = ()) -> Change:
         """Replace documents by texts of the same names."""
-        return self._replace(self._texts.given(texts), tags)
+        return self._replace(self._ingest.given(texts), tags)
 
     def _replace(self, documents: list[Document], tags: Iterable[str]) -> Change:
         self._check_removing("replace")
         wanted = checked_tags(tags)
         with self._writing("replace") as writing:
-            new = self._texts.tokenized(documents)
+            new = self._ingest.tokenized(documents)
             for one in new:
                 if one.name not in writing.catalogue.places:
                     raise CorpusError(f"the store has no document named {one.name!r} to replace; use add")
@@ -139,10 +129,10 @@ class Library:
         place = Path(folder).absolute()
         if not place.is_dir():
             raise CorpusError(f"{folder} is not a folder; expected one to follow")
-        documents = self._texts.read([place])
+        documents = self._ingest.read([place])
         with self._writing("sync") as writing:
-            held_out = self._texts.held_out_names
-            new = self._texts.tokenized([one for one in documents if one.name not in held_out])
+            held_out = self._ingest.held_out_names
+            new = self._ingest.tokenized([one for one in documents if one.name not in held_out])
             there, tag = writing.catalogue, f"{FOLDER_TAG}{place}"
             names = {one.name for one in new}
             gone = [at for one in new if there.differs(one) for at in there.places[one.name]]
@@ -151,7 +141,7 @@ class Library:
                 self._check_removing("sync")
             return writing.change(new, gone, {tag})
 
-    def compact(self, *, erase: bool = False, wait: float = 10.0, readers: Iterable[Reader] = ()) -> Change:
+    def compact(self, *, erase: bool = False, wait: float = 10.0, readers: Iterable[Refreshable] = ()) -> Change:
         """Merge small segments, and leave removed documents out; states are copied, never encoded again.
 
         With `erase`, every file that holds removed documents is deleted, and the run is searched for what is left of
@@ -161,7 +151,7 @@ class Library:
         if erase:
             self._check_removing("erase")
         with self._writing("compact", tidy=not erase) as writing:
-            made = compacted(self.run, writing.now, self._maker(writing.now), writing.number)
+            made = compacted(writing.snapshot, writing.builder, self._ingest.vocab_size)
             if made is not None:
                 writing.commit(made)
             change = writing.done((), ())
@@ -171,7 +161,7 @@ class Library:
             for reader in readers:
                 reader.refresh()
             erased = erase_unreferenced(self.run, writing.now, wait)
-            return Erased(
+            return ErasureChange(
                 generation=change.generation,
                 rows=change.rows,
                 seconds=writing.seconds,
@@ -215,7 +205,7 @@ class Library:
             )
 
     @contextmanager
-    def _writing(self, what: str, check: bool = True, tidy: bool = True, resume: bool = False) -> Iterator[Writing]:
+    def _writing(self, what: str, check: bool = True, tidy: bool = True, resume: bool = False) -> Iterator[Transaction]:
         """Lock the run; within, nobody else changes it, and what a killed writer left is gone.
 
         Without `tidy`, segments that nobody needs are still there: erasing looks for their text everywhere. With
@@ -225,13 +215,14 @@ class Library:
         with self.run.building():
             forget_uncommitted(self.run.root)
             found = read_current(self.run.root)
-            now = as_built(self.run) if found is None else found
+            now = found if found.number else self.run.snapshot.generation
             if tidy:
                 remove_unreferenced(self.run.root, now, folder_of(self.run, now) if resume else None)
-            if check and found is not None:
-                check_trained(self.run, found)
-            maker = SegmentMaker(self.run) if outdated(self.run, now) else self._maker(now)
-            yield Writing(self.run, self._texts, maker, what, now)
+            snapshot = self.run.snapshot.at(now)
+            if check:
+                snapshot.check_current()
+            builder = SegmentBuilder(self.run.snapshot if snapshot.rebuilt_stages else snapshot)
+            yield Transaction(self.run, self._ingest, builder, what, now)
 
 
 def _listed(paths: str | Path | Iterable[str | Path]) -> list[str | Path]:

@@ -1,6 +1,6 @@
 """Fitting the mix, the index or the graph network again with the store as a generation serves it.
 
-The stages' own functions build the artifacts, from the generation's store in place of the run's (`RunAt`), in a folder
+The stages' own functions build the artifacts, from the generation's store in place of the run's , in a folder
 of their own: `refitted/0004/tune`, and `refitted/0004/segments/0002/index` for the part of the generation's third
 segment. The stages themselves stay as they are.
 
@@ -12,21 +12,23 @@ share text with valid or test take no part where something is measured or chosen
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import Artifact, Draft, read_manifest, state_of
 from gnnlm.artifact.ownership import settle
+from gnnlm.corpus.stream import SPLITS
+from gnnlm.engine import here
 from gnnlm.errors import ArtifactError, ConfigError, VersionError
 from gnnlm.generation import Generation, Refitted, Segment
 from gnnlm.layout import REFITTED
 from gnnlm.progress import say
 from gnnlm.retrieval.auto_index import choose_index
 from gnnlm.run import Run
-from gnnlm.run.at import RunAt
-from gnnlm.run.serving import segment_kinds, without_overlap
-from gnnlm.run.shards import ancestors
+from gnnlm.run.snapshot import Snapshot
+from gnnlm.stage import BuildContext, ancestors
 
 STEPS = {"mix": ("search", "tune"), "index": ("index",), "gnn": ("search", "train", "cache", "tune")}
 SEARCHED = {"mix": ("valid",), "index": (), "gnn": ("train", "valid")}  # the splits that each needs neighbours of
@@ -80,7 +82,7 @@ def _check_gnn(run: Run) -> None:
 
     if "train" not in run.stages:
         raise ConfigError(f"{run.root} has no graph network to fit (gnn.layers is 0); refit its mix, with --part mix")
-    if run.parts.has_unread:
+    if run.snapshot.has_unread:
         raise ConfigError(
             f"the base model of {run.root} was trained on its text, and its network on states from before that, which "
             "are there for the run as it was built alone; build another run from the text"
@@ -89,24 +91,26 @@ def _check_gnn(run: Run) -> None:
         raise ConfigError(f"a refit trains in one process (got {here().count}); start it without a launcher")
 
 
-def _fitted(base: Run, now: Generation, stage: str, folder: Path, splits: tuple[str, ...]) -> Generation:
-    """The generation with what one stage builds from it, made now or found finished."""
-    at = RunAt(base, _read_by(base, now, stage), splits)
-    path, inputs = folder / at.stages[stage].folder, _inputs(at, stage)
+def _fitted(base: Run, now: Generation, name: str, folder: Path, splits: tuple[str, ...]) -> Generation:
+    """Return the generation with what one stage builds from it, made now or found finished."""
+    stage, snapshot = base.stages[name], _read_by(base.snapshot.at(now), name)
+    path, inputs = folder / stage.folder, _inputs(snapshot, name, splits)
     settle(path)
     if state_of(path, inputs) == "done":
         artifact = Artifact.open(path)
     else:
-        with Draft(path, stage, inputs, rebuild=True, made_with={"threads": base.engine.threads}) as draft:
+        curves = base.root / "tensorboard" / f"refit-{now.number + 1}"
+        context = BuildContext(snapshot, list(base.stages.values()), here, curves, splits)
+        with Draft(path, name, inputs, rebuild=True, made_with={"threads": base.engine.threads}) as draft:
             if draft.resumed:
-                say(f"{stage}: resuming where it was interrupted")
-            artifact = at.stages[stage].build(at, draft)
+                say(f"{name}: resuming where it was interrupted")
+            artifact = stage.build(context, draft)
     own = Refitted(str(path.relative_to(base.root)), artifact.fingerprint)
-    segments, kind = now.segments, at.stages[stage].part
+    segments, kind = now.segments, stage.part
     if kind:
         parts = artifact.parts or [None] * len(segments)
         segments = tuple(_with(base, one, kind, part) for one, part in zip(segments, parts, strict=True))
-    return replace(now, segments=segments, refitted={**now.refitted, stage: own})
+    return replace(now, segments=segments, refitted={**now.refitted, name: own})
 
 
 def _with(run: Run, segment: Segment, kind: str, part: Artifact | None) -> Segment:
@@ -118,41 +122,41 @@ def _with(run: Run, segment: Segment, kind: str, part: Artifact | None) -> Segme
     return replace(segment, parts=parts, places=places)
 
 
-def _read_by(run: Run, now: Generation, stage: str) -> Generation:
-    """The generation as a stage may read it. All that is served is indexed; the rest has to do with valid."""
-    return now if stage == "index" else without_overlap(run, now)
+def _read_by(snapshot: Snapshot, name: str) -> Snapshot:
+    """Return the snapshot as a stage may read it: the index has all rows, other stages measure or choose on valid."""
+    return snapshot if name == "index" else snapshot.without_overlap()
 
 
-def _inputs(at: RunAt, stage: str) -> dict[str, Any]:
-    """What determines a refit: the stage's config, and the trained parts and the documents that it reads."""
-    before = [name for name in ancestors(at, stage) if name != NOT_SERVED]  # which the others determine
-    kinds = [kind for name, kind in segment_kinds(at).items() if name in before]
-    config = read_manifest(at.path(stage)).inputs
+def _inputs(snapshot: Snapshot, name: str, splits: Sequence[str]) -> dict[str, Any]:
+    """Return what determines a refit: the stage's config, and the trained artifacts and documents that it reads."""
+    before = [other for other in ancestors(snapshot.stages, name) if other != NOT_SERVED]  # the others determine it
+    kinds = [kind for other, kind in snapshot.segment_kinds.items() if other in before]
+    config = read_manifest(snapshot.path(name)).inputs
     return {
-        **{name: value for name, value in config.items() if not name.startswith("artifact ")},
-        **{f"artifact {name}": at.artifact(name).fingerprint for name in before},
-        **({"splits": list(at.splits)} if stage == NOT_SERVED else {}),  # a mix needs fewer than a network
+        **{key: value for key, value in config.items() if not key.startswith("artifact ")},
+        **{f"artifact {other}": snapshot.trained(other).fingerprint for other in before},
+        **({"splits": list(splits)} if name == NOT_SERVED else {}),  # a mix needs fewer than a network
         "served": [
             {"removed": list(one.removed), **{kind: one.parts[kind] for kind in kinds if kind in one.parts}}
-            for one in at.generation.segments
+            for one in snapshot.generation.segments
         ],
     }
 
 
-def _is_fitted(run: Run, now: Generation, stage: str) -> bool:
-    """Whether what the generation serves for a stage was fitted with its own store, and is whole, every byte.
+def _is_fitted(run: Run, now: Generation, name: str) -> bool:
+    """Return whether what the generation serves for a stage was fitted with its own store, and every byte is whole.
 
     The doctor sends damage here.
     """
-    if stage not in run.stages:
+    if name not in run.stages:
         return True
-    if stage not in now.refitted:
+    if name not in now.refitted:
         return False
-    at = RunAt(run, _read_by(run, now, stage))
+    snapshot = _read_by(run.snapshot.at(now), name)
     try:
-        if at.artifact(stage).inputs != _inputs(at, stage):
+        if snapshot.trained(name).inputs != _inputs(snapshot, name, SPLITS):
             return False
-        at.parts.artifact(stage).verify(trust=False)
+        snapshot.artifact(name).verify(trust=False)
     except VersionError:
         raise
     except ArtifactError:

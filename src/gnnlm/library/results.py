@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """A document that can be looked up: its name, tokens and tags, and the segment that holds it."""
 
     name: str
@@ -52,7 +52,7 @@ class Refit(Change):
 
 
 @dataclass(frozen=True)
-class Erased(Change):
+class ErasureChange(Change):
     """What `compact` with `erase` did: the documents that are gone, and what of them is left anywhere.
 
     `found` names files of the run that still hold some of their text, tokens or states; nothing may be in it.

@@ -8,32 +8,35 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
-from gnnlm.artifact import Artifact
 from gnnlm.corpus.document import Document, TokenizedDocument
 from gnnlm.corpus.stream import TEXT, Stream
 from gnnlm.corpus.text_writer import TextWriter
 from gnnlm.errors import ArtifactError, ConfigError, CorpusError, VersionError
 from gnnlm.generation import Generation, Refitted, Segment, commit
-from gnnlm.generation.current import generation_file
 from gnnlm.layout import ADDED
 from gnnlm.library.catalogue import Catalogue, Place, name_digest, text_of
 from gnnlm.library.erase import remove_unreferenced
-from gnnlm.library.ingest import NewTexts
+from gnnlm.library.ingest import TextIngest
 from gnnlm.library.results import Change
-from gnnlm.library.segment_builder import SegmentMaker
+from gnnlm.library.segment_builder import SegmentBuilder
 from gnnlm.progress import say, warn
 from gnnlm.run import Run
-from gnnlm.run.serving import as_built, outdated, trained_of
+from gnnlm.run.snapshot import Snapshot
 
 MANY = 16  # segments from which on compacting is advised: every search goes through all of them
 
 
-class Writing:
+class Transaction:
     """A change that is being made, under the run's lock."""
 
-    def __init__(self, run: Run, texts: NewTexts, maker: SegmentMaker, what: str, now: Generation) -> None:
-        self._run, self._texts, self._maker, self._what, self.now = run, texts, maker, what, now
+    def __init__(self, run: Run, texts: TextIngest, builder: SegmentBuilder, what: str, now: Generation) -> None:
+        self._run, self._texts, self.builder, self._what, self.now = run, texts, builder, what, now
         self._began = time.monotonic()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The generation that is served, after what this transaction has committed."""
+        return self._run.snapshot.at(self.now)
 
     @property
     def number(self) -> int:
@@ -46,7 +49,7 @@ class Writing:
 
     @cached_property
     def catalogue(self) -> Catalogue:
-        return Catalogue(self._run, self.now)
+        return Catalogue(self.snapshot)
 
     def change(self, given: Sequence[TokenizedDocument], gone: Sequence[Place], wanted: set[str]) -> Change:
         """Remove some documents, add those that are not there, and tag them all."""
@@ -83,7 +86,7 @@ class Writing:
             text = TextWriter(self._texts.vocab_size)
             for number in some:
                 text.add(new[number])
-            segment = self._maker.make(f"{ADDED}/{self.number:04d}.{len(made)}", text)
+            segment = self.builder.build(f"{ADDED}/{self.number:04d}.{len(made)}", text)
             names = sorted({tag for number in some for tag in tags[new[number].name]})
             tagged = {
                 tag: tuple(place for place, number in enumerate(some) if tag in tags[new[number].name]) for tag in names
@@ -117,7 +120,7 @@ class Writing:
         """
         made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         own = self.now.refitted if refitted is None else refitted
-        trained, left = trained_of(self._run, own), self.now.withdrawn | set(gone)
+        trained, left = self._run.snapshot.fingerprints(own), self.now.withdrawn | set(gone)
         self.now = Generation(self.number, tuple(segments), trained, made, self._what, added, removed, left, own)
         commit(self._run.root, self.now)
         self.__dict__.pop("catalogue", None)
@@ -135,11 +138,11 @@ class Writing:
         """See `Library.renew`."""
         if self.now.number == 0:
             return self.done((), ())
-        if not outdated(self._run, self.now):
+        if not self.snapshot.rebuilt_stages:
             return self._mend()
         if self.now.refitted:
             say(f"renew: {', '.join(self.now.refitted)} of the rebuilt run are served from now on, as built")
-        built = Catalogue(self._run, as_built(self._run))
+        built = Catalogue(self._run.snapshot)
         left = self.now.withdrawn
         again = [at for name, places in built.places.items() if name_digest(name) in left for at in places]
         there = {name for name in built.places if name_digest(name) not in left}
@@ -165,7 +168,7 @@ class Writing:
         tokenized = self._texts.tokenized(documents)
         for document in tokenized:
             text.add(document)
-        made, where = self._maker.make(name, text), {place: new for new, place in enumerate(some)}
+        made, where = self.builder.build(name, text), {place: new for new, place in enumerate(some)}
         tags = {tag: tuple(where[place] for place in places if place in where) for tag, places in segment.tags.items()}
         shared = tuple(self._texts.overlapping(tokenized))
         tags = {tag: found for tag, found in tags.items() if found}
@@ -193,9 +196,9 @@ class Writing:
 
     def _verify(self, segment: Segment, kinds: Iterable[str]) -> None:
         """Hash every byte of some parts of a segment."""
-        root, record = self._run.root, generation_file(self._run.root, self.now.number)
+        snapshot = self.snapshot
         for kind in kinds:
-            Artifact.open_part(root / segment.path_of(kind), segment.parts[kind], record).verify(trust=False)
+            snapshot.part(segment, kind).verify(trust=False)
 
     def _is_whole(self, segment: Segment) -> bool:
         try:
@@ -216,14 +219,14 @@ class Writing:
             what = str(error).partition(";")[0]
             warn(f"the text of {segment.live} documents is lost ({what}); gnnlm documents lists those that are left")
             return None
-        return text_of(self._run, segment, self.now.number)
+        return text_of(self.snapshot, segment)
 
     def _tags_by_name(self) -> dict[str, set[str]]:
         """The tags of the generation's documents, as far as their texts are still there."""
         found: dict[str, set[str]] = {}
         for segment in self.now.segments:
             with suppress(ArtifactError):  # a segment of a corpus that was rebuilt
-                names = text_of(self._run, segment, self.now.number).names
+                names = text_of(self.snapshot, segment).names
                 for tag, places in segment.tags.items():
                     for place in places:
                         found.setdefault(names[place], set()).add(tag)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnnlm.config import ArchitectureConfig
+from gnnlm.config import SCRATCH, ArchitectureConfig, LMConfig
 from gnnlm.errors import ConfigError
 from gnnlm.lm.native_lm import NativeModel, NativeOptions, make_model, options_of
+from gnnlm.progress import warn
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "wikitext103": ("adaptive", {}),  # the defaults of AdaptiveOptions are this model
@@ -55,3 +56,13 @@ def resolve_architecture(config: ArchitectureConfig, vocab_size: int) -> tuple[s
     if len(options.bands) > 1 and options.factor == 1 and kind == "transformer-xl":
         raise ConfigError("lm.architecture.cutoffs need a factor above 1 in a transformer-xl")
     return kind, options
+
+
+def warn_of_positions(config: LMConfig) -> None:
+    """Warn if a model with absolute positions would be read at positions that it was not trained on."""
+    absolute = config.model == SCRATCH and PRESETS[config.architecture.preset][0] == "adaptive"
+    if absolute and config.window > config.train.block:
+        warn(
+            f"lm.window is {config.window}, longer than lm.train.block: the model will be read at positions that it "
+            f"has never seen, and predict badly there; set lm.window to at most {config.train.block}"
+        )

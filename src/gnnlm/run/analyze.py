@@ -89,7 +89,7 @@ class Analysis:
         if self.root.exists() and not self.root.is_dir():
             raise ArtifactError(f"{self.root} is a file, where the analysis keeps its folder; move it elsewhere")
         done = [name for name in run.stages if _opens(run, name)]
-        self.subject = Subject(str(run.root), run.config, run.parts, run.artifact, done)
+        self.subject = Subject(str(run.root), run.config, run.snapshot, run.artifact, done)
         self._made: dict[str, Artifact] = {}
         self._failed: dict[str, GnnlmError] = {}
 

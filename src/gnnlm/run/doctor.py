@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gnnlm.artifact import Artifact
+from gnnlm.corpus.stream import SPLITS
 from gnnlm.errors import ArtifactError, GnnlmError, LimitError
 from gnnlm.generation import Generation, pinned
 from gnnlm.generation.current import CURRENT
@@ -29,14 +30,13 @@ from gnnlm.retrieval.index import Rows, keys_of, live_rows, segment_keys
 from gnnlm.retrieval.index_recall import RECALL_KS, nearest, recall_of_index
 from gnnlm.retrieval.segmented import SegmentedIndex
 from gnnlm.run.leftovers import erased_segments, unserved_texts
-from gnnlm.run.serving import Serving, check_trained, segment_kinds
+from gnnlm.run.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from gnnlm.retrieval.neighbours import NeighbourTable
     from gnnlm.retrieval.search import Queries
     from gnnlm.run import Run
     from gnnlm.run.drift import Drift
-    from gnnlm.run.parts import Parts
 
 QUERIES = 128  # valid positions whose neighbours are compared with exact search
 OWN_ROWS = 256  # rows of each segment that are looked up by their own keys
@@ -49,19 +49,24 @@ LINES = 4096  # lines of a table that are looked at at once
 
 @dataclass
 class Checkup:
-    """A run at the generation that it serves (None: as it was built), and what its checks have found so far."""
+    """A run at the generation that it serves, and what its checks have found so far."""
 
     run: Run
-    served: Generation | None = None
+    generation: Generation = field(default_factory=Generation)
     problems: list[str] = field(default_factory=list)
     recall: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)  # whatever else the checks have measured, by name
     drift: list[Drift] = field(default_factory=list)
 
     @cached_property
-    def parts(self) -> Parts:
-        """The parts that are served."""
-        return self.run.parts if self.served is None else Serving(self.run, self.served)
+    def snapshot(self) -> Snapshot:
+        """What is served."""
+        return self.run.snapshot.at(self.generation)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the store has changed since the run was built."""
+        return self.generation.number > 0
 
     @property
     def ok(self) -> bool:
@@ -69,15 +74,15 @@ class Checkup:
 
     def again(self, stage: str) -> str:
         """The command that makes what is served for a stage again; a changed store is searched as it is read."""
-        built = self.served is None
-        return f"gnnlm {stage} --rebuild" if built else f"gnnlm refit {shlex.quote(str(self.run.root))} --part index"
+        if self.changed:
+            return f"gnnlm refit {shlex.quote(str(self.run.root))} --part index"
+        return f"gnnlm {stage} --rebuild"
 
     def has(self, stage: str) -> bool:
         return stage in self.run.stages and self.run.state(self.run.stages[stage]) == "done"
 
     def as_dict(self) -> dict[str, Any]:
-        generation = 0 if self.served is None else self.served.number
-        drift = {"generation": generation, **{each.part: each.as_dict() for each in self.drift}}
+        drift = {"generation": self.generation.number, **{each.part: each.as_dict() for each in self.drift}}
         return {"ok": self.ok, "recall": self.recall, "problems": self.problems, **self.facts, "drift": drift}
 
 
@@ -133,31 +138,32 @@ def check_files(checkup: Checkup) -> None:
         for name, size in sizes.items():
             _hash_all(run.path(name), checkup.problems)
             track.advance(size)
-    built = [run.artifact(name) for name in segment_kinds(run) if checkup.has(name)]
+    built = [run.artifact(name) for name, stage in run.stages.items() if stage.part and checkup.has(name)]
     checkup.facts["erased"] = sorted(erased := erased_segments(built))
     if not all(erased.values()):
         say(f"doctor: erasing was interrupted; finish it: gnnlm compact {shlex.quote(str(run.root))} --erase")
-    for text in unserved_texts(run.root, checkup.served):
+    for text in unserved_texts(run.root, checkup.generation):
         say(
             f"doctor: {text} holds documents that are not served any more: removing them was interrupted, or somebody "
             f"read them until now; finish it: gnnlm compact {shlex.quote(str(run.root))} --erase"
         )
-    if checkup.served is not None:
-        _hash_served(run, checkup.served, checkup.problems)
+    if checkup.changed:
+        _hash_served(checkup)
 
 
-def _hash_served(run: Run, served: Generation, problems: list[str]) -> None:
+def _hash_served(checkup: Checkup) -> None:
     """What the current generation has beside what stages built: added segments, and what was refitted."""
-    check_trained(run, served)
+    checkup.snapshot.check_current()
+    served = checkup.generation
     parts = {segment.path_of(kind): found for segment in served.segments for kind, found in segment.parts.items()}
     own = {made.path: made.fingerprint for made in served.refitted.values()}
     for path, found in {**parts, **own}.items():
         if path.startswith(f"{SEGMENTS}/"):
             continue
         try:
-            Artifact.open_part(run.root / path, found, run.root / CURRENT).verify(trust=False)
+            Artifact.open_part(checkup.run.root / path, found, checkup.run.root / CURRENT).verify(trust=False)
         except ArtifactError as error:
-            problems.append(str(error))
+            checkup.problems.append(str(error))
 
 
 def _hash_all(path: Path, problems: list[str]) -> None:
@@ -178,16 +184,17 @@ def _hash_all(path: Path, problems: list[str]) -> None:
 
 def check_keys(checkup: Checkup) -> None:
     """The index has a row for each of the store's, and finds some of them by their own keys."""
-    parts = checkup.parts
-    made, encoded, stream, index = (*map(parts.artifact, ("index", "encode")), parts.streams["train"], parts.index)
+    snapshot = checkup.snapshot
+    made, encoded = snapshot.artifact("index"), snapshot.artifact("encode")
+    stream, index = snapshot.streams["train"], snapshot.index
     exact, rows = made.facts["kind"] == "exact", sum(len(Rows.of(segment)) for segment in stream.segments)
-    says = made.facts["rows"] if checkup.served is None else sum(part.facts["rows"] for part in made.parts)
-    if says != rows and not (exact and checkup.served is not None):
+    says = made.facts["rows"] if not checkup.changed else sum(part.facts["rows"] for part in made.parts)
+    if says != rows and not (exact and checkup.changed):
         checkup.problems.append(f"the index says that it has {says:,} rows, but the store has {rows:,}")
     if exact:
         return
     assert isinstance(index, SegmentedIndex)
-    for number, (segment, live) in enumerate(zip(stream.segments, parts.live, strict=True)):
+    for number, (segment, live) in enumerate(zip(stream.segments, snapshot.live, strict=True)):
         keys, own = segment_keys(encoded, number), live_rows(segment, [live])
         if not len(own):
             continue
@@ -211,20 +218,20 @@ def _own(keys_ND: Tensor, metric: str) -> float:
 
 def check_recall(checkup: Checkup) -> None:
     """What the index finds of what exact search finds, over the whole store and in each segment."""
-    parts = checkup.parts
-    made, encoded, stream = parts.artifact("index"), parts.artifact("encode"), parts.streams["train"]
+    snapshot = checkup.snapshot
+    made, encoded, stream = snapshot.artifact("index"), snapshot.artifact("encode"), snapshot.streams["train"]
     if made.facts["kind"] == "exact":
         checkup.recall.update({str(k): 1.0 for k in RECALL_KS})
         return
     valid = keys_of(encoded, "valid")
     drawn = np.sort(np.random.default_rng(checkup.run.config.seed + 1).permutation(len(valid))[:QUERIES])
-    keys_ND, index = _rows_of(valid, torch.from_numpy(drawn)), parts.index
+    keys_ND, index = _rows_of(valid, torch.from_numpy(drawn)), snapshot.index
     assert isinstance(index, SegmentedIndex)
     segments = []
     with Track("doctor: exact search", len(stream.segments) + 1, "stores") as track:
-        found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), live_rows(stream, parts.live), RECALL_KS)
+        found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), live_rows(stream, snapshot.live), RECALL_KS)
         track.advance(1)
-        for number, (segment, live) in enumerate(zip(stream.segments, parts.live, strict=True)):
+        for number, (segment, live) in enumerate(zip(stream.segments, snapshot.live, strict=True)):
             keys, rows = segment_keys(encoded, number), live_rows(segment, [live])
             nothing = dict.fromkeys(RECALL_KS, 1.0)  # there is none to be missed
             one = recall_of_index(index.segment(number), keys_ND, keys, rows, RECALL_KS) if len(rows) else nothing
@@ -247,6 +254,7 @@ def check_recall(checkup: Checkup) -> None:
 def check_tables(checkup: Checkup) -> None:
     """Neighbours are sorted, in the store, have a token, and none is barred by the leakage rule."""
     from gnnlm.retrieval.search import open_table
+    from gnnlm.retrieval.search_stage import SEARCH
 
     if not checkup.has("search"):
         return
@@ -257,10 +265,11 @@ def check_tables(checkup: Checkup) -> None:
         )
         return
     run = checkup.run
-    stream, tables = run.parts.streams["train"], run.artifact("search")
+    built, tables = run.snapshot, run.artifact("search")
+    stream = built.streams["train"]
     has_token_P = np.ones(len(stream), dtype=bool)
     has_token_P[stream.starts[1:] - 1] = False
-    for queries in run.parts.queries:
+    for queries in SEARCH.queries(built, tables.inputs, SPLITS):
         split = queries.stream.split
         _check_table(checkup, split, open_table(tables, split), queries, has_token_P)
 
@@ -311,17 +320,17 @@ def check_cost(checkup: Checkup) -> None:
 
     if not checkup.has("tune"):
         return
-    parts, config = checkup.parts, checkup.run.config
-    encoded, made, text = parts.artifact("encode"), parts.artifact("index"), parts.encoded["valid"]
+    snapshot, config = checkup.snapshot, checkup.run.config
+    encoded, made, text = snapshot.artifact("encode"), snapshot.artifact("index"), snapshot.encoded["valid"]
     positions_P = torch.arange(min(TOKENS, len(text)))
     keys_PD = _rows_of(keys_of(encoded, "valid"), positions_P)
-    if checkup.served is None:
-        valid = parts.searched("valid")
+    if not checkup.changed:
+        valid = snapshot.searched("valid")
     else:
         shard = config.search.shard_queries
-        own = search_table(parts.index, keys_PD, config.search.k, shard, "doctor: search of valid", positions_P)
+        own = search_table(snapshot.index, keys_PD, config.search.k, shard, "doctor: search of valid", positions_P)
         valid = SearchedText(text, own, config.lm.continuous)
-    rows, predictor, block = live_rows(parts.streams["train"], parts.live), parts.predictor, config.eval.block
+    rows, predictor, block = live_rows(snapshot.streams["train"], snapshot.live), snapshot.predictor, config.eval.block
     stored, metric, label = keys_of(encoded, "train"), made.facts["metric"], "doctor: exact search of valid"
     found = nearest(keys_PD, stored, rows, valid.table.k, metric, label)
     table = NeighbourTable(found.positions.numpy(), found.similarity.numpy(), positions_P)
@@ -351,11 +360,10 @@ def check_drift(checkup: Checkup) -> None:
     """Whether what was trained still fits a store that has changed since; never a problem."""
     from gnnlm.run.drift import Measuring
 
-    if checkup.served is None or not checkup.has("tune"):
+    if not checkup.changed or not checkup.has("tune"):
         return
-    assert isinstance(checkup.parts, Serving)
     try:
-        for found in Measuring(checkup.run, checkup.served, checkup.parts).all():
+        for found in Measuring(checkup.snapshot).all():
             checkup.drift.append(found)
     except LimitError:
         raise

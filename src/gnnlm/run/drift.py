@@ -13,23 +13,20 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from gnnlm.evaluate.tune import grid_of, losses_of, tune
-from gnnlm.generation import Generation
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import LABELS, MIXED, Predictor, perplexity
 from gnnlm.predict.split_scoring import SearchedText, SplitScores, score_surely
 from gnnlm.retrieval.index import keys_of, live_rows
 from gnnlm.retrieval.index_recall import checked_keys, checked_recall
 from gnnlm.retrieval.search import search_table
-from gnnlm.run.serving import Serving, without_overlap
-
-if TYPE_CHECKING:
-    from gnnlm.run import Run
+from gnnlm.run.snapshot import Snapshot
 
 AT = "128"  # the number of neighbours whose recall decides
 LOST_RECALL = 0.05  # the queries are those of the building, 64: another draw of them moves recall by about 0.02
@@ -46,8 +43,8 @@ class Drift:
     words: str
     figures: dict[str, Any]
 
-    def line(self, run: Run) -> str:
-        again = f"fit it again: gnnlm refit {shlex.quote(str(run.root))} --part {self.part}"
+    def line(self, root: Path) -> str:
+        again = f"fit it again: gnnlm refit {shlex.quote(str(root))} --part {self.part}"
         return f"drift of the {self.part}: {self.words}; {again if self.refit else 'no refit is needed'}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,25 +54,24 @@ class Drift:
 class Measuring:
     """A generation that is measured on valid."""
 
-    def __init__(self, run: Run, generation: Generation, whole: Serving) -> None:
-        """`whole` are the parts of the generation, with the documents that are left out here."""
-        self._run, self._served, self._whole = run, generation, whole
-        measured = without_overlap(run, generation)
-        self._parts = whole if measured == generation else Serving(run, measured, before=whole)
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._whole = snapshot
+        self._measured = snapshot.without_overlap()
+        self._config = snapshot.config
 
     def all(self) -> Iterator[Drift]:
         """The drift of every part that can be fitted again."""
-        if self._parts.artifact("index").facts["kind"] != "exact":
+        if self._measured.artifact("index").facts["kind"] != "exact":
             yield self.index()
         yield self.mix()
-        if self._parts.gnn is not None and not self._parts.has_unread:
+        if self._measured.gnn is not None and not self._measured.has_unread:
             yield self.gnn()
 
     def index(self) -> Drift:
         """Recall against exact search of the rows that are served, of the very queries that it was built with."""
         served = self._whole
         encoded, made = served.artifact("encode"), served.artifact("index")
-        keys_ND, rows = checked_keys(encoded, self._run.config.seed), live_rows(served.streams["train"], served.live)
+        keys_ND, rows = checked_keys(encoded, self._config.seed), live_rows(served.streams["train"], served.live)
         then, now = made.facts["recall"], checked_recall(served.segment_indexes, encoded, rows, keys_ND)
         words = f"it finds {now[AT]:.1%} of the {AT} nearest rows, and found {then[AT]:.1%} when it was trained"
         return Drift("index", then[AT] - now[AT] > LOST_RECALL, words, {"then": then, "now": now})
@@ -83,30 +79,30 @@ class Measuring:
     @cached_property
     def _valid(self) -> SearchedText:
         """Valid, with its neighbours in the store as it is served."""
-        parts, config = self._parts, self._run.config
+        parts, config = self._measured, self._config
         keys_ND = torch.from_numpy(np.array(keys_of(parts.artifact("encode"), "valid")))
         table = search_table(parts.index, keys_ND, config.search.k, config.search.shard_queries, "doctor: search valid")
         return SearchedText(parts.encoded["valid"], table, config.lm.continuous)
 
     @cached_property
     def _mixes(self) -> dict[str, Mix]:
-        return {name: Mix.of(values) for name, values in self._parts.artifact("tune").facts["mix"].items()}
+        return {name: Mix.of(values) for name, values in self._measured.artifact("tune").facts["mix"].items()}
 
     @cached_property
     def _scored(self) -> SplitScores:
         """Valid as base and GNN score it, and how sure they are, if a gate asks for that."""
-        wanted = ("base",) if self._parts.gnn is None else ("base", "gnn")
-        gated = self._run.config.gate or any(mix.gate is not None for mix in self._mixes.values())
-        predictor, block = self._parts.predictor_with({}), self._run.config.eval.block
+        wanted = ("base",) if self._measured.gnn is None else ("base", "gnn")
+        gated = self._config.gate or any(mix.gate is not None for mix in self._mixes.values())
+        predictor, block = self._measured.predictor_with({}), self._config.eval.block
         return score_surely(predictor, self._valid, block, "doctor: score valid", wanted, wanted if gated else ())
 
     def mix(self) -> Drift:
         """The loss with the mix as it is, and with one that is fitted to the same scores."""
-        config, store = self._run.config, self._parts.store
+        config, store = self._config, self._measured.store
         grid = grid_of(config.tune, config.buckets, config.index.metric, self._valid.table.similarity)
         anew = tune(self._valid, store, self._scored, grid, config.gate).mixes
         now, best = (losses_of(self._valid, store, self._scored, mixes) for mixes in (self._mixes, anew))
-        then: dict[str, float] = self._parts.artifact("tune").facts.get("valid_loss", {})  # of an older run unknown
+        then: dict[str, float] = self._measured.artifact("tune").facts.get("valid_loss", {})  # of an older run unknown
         names = [name for name in MIXED if name in now]
         words = []
         for name in names:
@@ -122,10 +118,10 @@ class Measuring:
 
     def gnn(self) -> Drift:
         """The gain of +GNN over base on the valid tokens that its training was validated on, then and now."""
-        parts, config = self._parts, self._run.config.train
+        parts, config = self._measured, self._config.train
         made, positions = parts.artifact("train"), torch.arange(min(config.valid_tokens, len(self._valid.text)))
         predictor = Predictor(parts.head, parts.graphs, parts.gnn, config.curriculum[-1].k, {}, parts.cache)
-        asked = (predictor, self._valid, self._run.config.eval.block, "doctor: score valid", ("base", "gnn"), ())
+        asked = (predictor, self._valid, self._config.eval.block, "doctor: score valid", ("base", "gnn"), ())
         found = score_surely(*asked, positions).log_probs
         now = float((found["gnn"] - found["base"]).mean())
         history = json.loads(made.text("history.json"))
@@ -141,7 +137,7 @@ class Measuring:
     def _unseen(self) -> float:
         """The share of the rows that came after the graph network was trained."""
         new, texts = 0, self._whole.streams["train"].segments
-        for segment, text in zip(self._served.segments, texts, strict=True):
+        for segment, text in zip(self._whole.generation.segments, texts, strict=True):
             numbers = set(segment.unseen) - set(segment.removed)
             new += sum(int(text.starts[number + 1] - text.starts[number]) - 1 for number in numbers)
-        return new / max(1, self._served.rows)
+        return new / max(1, self._whole.generation.rows)

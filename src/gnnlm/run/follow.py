@@ -43,4 +43,4 @@ def _train(order: dict[str, Any]) -> None:
         raise TrainingError(f"{run.root.absolute()} is not there; it must be on a disk that all processes share")
     stage = STAGES[order["stage"]]
     with TemporaryDirectory(prefix="gnnlm-") as folder, Draft(Path(folder) / stage.folder, stage.name, {}) as draft:
-        stage.build(run, draft)
+        stage.build(run.context(stage), draft)

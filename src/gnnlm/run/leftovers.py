@@ -29,14 +29,13 @@ def needed_paths(root: Path, now: Generation) -> set[str]:
     found = now.paths
     for lease in leases_of(root):
         with suppress(ArtifactError):
-            leased = read_generation(root, lease.generation)
-            found |= leased.paths if leased is not None else set()
+            found |= read_generation(root, lease.generation).paths
     return found
 
 
-def unserved_texts(root: Path, now: Generation | None) -> list[Path]:
+def unserved_texts(root: Path, now: Generation) -> list[Path]:
     """Texts of added segments that neither the generation nor a reader's has; a writer's next ones are left out."""
-    if now is None:
+    if not now.number:
         return []
     needed = needed_paths(root, now)
     made = [text for text in sorted((root / ADDED).glob(f"*/{TEXT}")) if text.parent.name.split(".")[0].isdigit()]

@@ -30,7 +30,7 @@ def model_sizes(run: Run, load: bool = True) -> ModelSizes:
     if run.config.lm.model == SCRATCH:
         lm: BaseLM = untrained_lm(run.config, vocabulary_size(run.config, _corpus_facts(run)))
     else:
-        lm = run.parts.source_lm
+        lm = run.snapshot.source_lm
     return ModelSizes.of(run.config, lm)
 
 
@@ -76,7 +76,7 @@ def rates_here(run: Run, sizes: ModelSizes, learning: bool, slowdown: float) -> 
         rows = sizes_of_text(run)["train"].tokens
     lm: BaseLM | None = None
     if config.lm.model != SCRATCH:
-        lm = run.parts.source_lm
+        lm = run.snapshot.source_lm
     elif sizes.parameters <= LARGEST:
         lm = untrained_lm(config, sizes.vocabulary, usable_device(config.lm.device))
     return measured_rates(config, sizes, rows, lm, learning and config.lm.is_trained, slowdown)

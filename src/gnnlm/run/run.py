@@ -1,7 +1,7 @@
 """A run: a config, its directory, and which of its stages are done.
 
 A stage is done when its artifact is complete and was built from the same inputs. A stage built from other inputs is
-refused, never silently rebuilt. The stages are defined in `stages.py`.
+refused, never silently rebuilt. What is built is read through a `Snapshot`.
 """
 
 from __future__ import annotations
@@ -9,29 +9,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnlm.artifact import Artifact, Draft, Manifest, State, bytes_of, differences, plain, read_manifest, state_of
 from gnnlm.artifact.ownership import check_place, damage, link_artifact, remove_other_parts, settle
-from gnnlm.config import SCRATCH, Config
+from gnnlm.config import SCRATCH, Config, load_config
 from gnnlm.config.paths import portable
 from gnnlm.config.save import save_config
-from gnnlm.engine import HERE, Engine, Spread
-from gnnlm.errors import ArtifactError, ConfigError
-from gnnlm.generation import commit, current_number, read_current
+from gnnlm.corpus.stream import SPLITS
+from gnnlm.engine import HERE, MISSING, Engine, Work
+from gnnlm.errors import ArtifactError, ConfigError, ModelError
+from gnnlm.generation import commit, current_number, pinned, read_current
 from gnnlm.layout import SEGMENTS
 from gnnlm.progress import log_to, say
-from gnnlm.run.inputs import OWN_INPUTS
 from gnnlm.run.lock import is_locked, locked
-from gnnlm.run.shards import StageRecipe, identity_of, place_of
-from gnnlm.run.stages import STAGES, Stage
+from gnnlm.run.stages import STAGES
+from gnnlm.stage import BuildContext, InputFacts, LastBuild, Stage
 
 if TYPE_CHECKING:
-    from gnnlm.run.parts import Parts
-
+    from gnnlm.run.snapshot import Snapshot  # imports torch, which a run's state does without
 
 PAUSES = (0.1, 0.3, 1.0)  # seconds before each new attempt to open a run that is being built
 
@@ -39,11 +38,8 @@ PAUSES = (0.1, 0.3, 1.0)  # seconds before each new attempt to open a run that i
 class Run:
     """A config and its run directory."""
 
-    config: Config
-    root: Path
-
     def __init__(self, config: Config, reading: bool = False) -> None:
-        """`reading`: the run is only read, so its source text may have changed or been removed since."""
+        """With `reading`, the run is only read, so its source text may have changed or been removed since."""
         if "\0" in config.run:
             raise ConfigError(f"run: a directory name cannot contain a NUL character (got {config.run!r})")
         self.config = config
@@ -55,34 +51,42 @@ class Run:
         self.force = False  # build also what does not fit by the plan
         self._open: dict[str, Artifact] = {}
         self._own_inputs: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._snapshot: Snapshot | None = None
         self._alone = False
 
     @cached_property
     def stages(self) -> dict[str, Stage]:
         """The stages of this run, in order; optional ones are included only if the config asks for them."""
-        left_out = set() if self.config.lm.is_trained else {"lm"}
-        left_out |= set() if self.config.gnn.layers else {"train", "cache"}
-        left_out |= set() if self.config.eval.context_retrieval.enabled else {"passages"}
-        return {
-            name: replace(stage, parents=tuple(parent for parent in stage.parents if parent not in left_out))
-            for name, stage in STAGES.items()
-            if name not in left_out
-        }
+        return {name: stage for name, stage in STAGES.items() if stage.is_in(self.config)}
+
+    def parents(self, stage: Stage) -> tuple[str, ...]:
+        """Return the stages of this run that a stage reads."""
+        return tuple(name for name in stage.parents if name in self.stages)
 
     # -- state ---------------------------------------------------------------------------------------------
 
     def inputs(self, stage: Stage) -> dict[str, Any] | None:
         """What the stage would be built from now; None while a parent does not exist."""
         try:
-            parents = {parent: self._manifest(parent) for parent in stage.parents}
+            parents = {parent: self._manifest(parent) for parent in self.parents(stage)}
         except ArtifactError:
             return None
         made_of = {parent: manifest.fingerprint for parent, manifest in parents.items()}
         key = (stage.name, *made_of.values())
         if key not in self._own_inputs:
             facts = {parent: manifest.facts for parent, manifest in parents.items()}
-            self._own_inputs[key] = plain(OWN_INPUTS[stage.name](self, facts))
+            known = InputFacts(facts, self._last_build(stage.name), self.reading, identify_model)
+            own = stage.inputs(self.config, known)
+            self._own_inputs[key] = plain(own)
         return {**self._own_inputs[key], **{f"artifact {parent}": found for parent, found in made_of.items()}}
+
+    def _last_build(self, name: str) -> LastBuild:
+        """Return what a stage was last built from, here or in the run whose artifacts are tried for this one."""
+        try:
+            manifest = read_manifest((self.origin or self).path(name))
+        except ArtifactError:
+            return LastBuild()
+        return LastBuild(manifest.inputs, manifest.facts)
 
     def _manifest(self, name: str) -> Manifest:
         """The manifest of the opened artifact, or else of the one on disk."""
@@ -94,11 +98,11 @@ class Run:
         `known` caches states that were already determined.
         """
         known = {} if known is None else known
-        for parent in stage.parents:
+        for parent in self.parents(stage):
             if parent not in known:
                 known[parent] = "done" if parent in self._open else self.state(self.stages[parent], known)
         inputs = self.inputs(stage)
-        current = inputs is not None and all(known[parent] == "done" for parent in stage.parents)
+        current = inputs is not None and all(known[parent] == "done" for parent in self.parents(stage))
         found = state_of(self.path(stage.name), (inputs or {}) if current else {})
         known[stage.name] = "stale" if found == "done" and not current else found
         return known[stage.name]
@@ -121,13 +125,12 @@ class Run:
         """
         if name not in self._open:
             stage = self._stage(name)
-            for parent in stage.parents:
+            for parent in self.parents(stage):
                 self.artifact(parent)
             state = self.state(stage)
             if state in ("missing", "half-done"):
-                raise ArtifactError(
-                    f"{self.path(name)} is {state}; build it first: gnnlm {self._command(stage)}, with the same config"
-                )
+                command = f"gnnlm {stage.command(self.config)}"
+                raise ArtifactError(f"{self.path(name)} is {state}; build it first: {command}, with the same config")
             artifact = Artifact.open(self.path(name))
             if not self.reading:
                 artifact.verify()  # what is built on must be whole; a reader finds damage in a part when it reads it
@@ -171,17 +174,12 @@ class Run:
             "--rebuild replaces everything that is stale, another run directory (run: in the config) keeps both"
         )
 
-    def _command(self, stage: Stage) -> str:
-        if stage.name == "lm":
-            return "lm train" if self.config.lm.model == SCRATCH else "lm finetune"
-        return stage.name
-
     # -- building ------------------------------------------------------------------------------------------
 
     def build(self, name: str, rebuild: bool = False) -> Artifact:
         """Build one stage unless it is done; with `rebuild`, build it in any case."""
         stage = self._stage(name)
-        for parent in stage.parents:
+        for parent in self.parents(stage):
             self.artifact(parent)
         if not rebuild and self.state(stage) == "done":
             return self._found(name)
@@ -201,7 +199,7 @@ class Run:
                 if draft.resumed:
                     say(f"{name}: resuming where it was interrupted")
                 with self._with_others(stage):
-                    made = stage.build(self, draft)
+                    made = stage.build(self.context(stage), draft)
             remove_other_parts(made.path, self._parts_of(stage))
         self._forget_from(name)
         self._open[name] = made
@@ -222,18 +220,22 @@ class Run:
         else:
             yield
 
+    def context(self, stage: Stage) -> BuildContext:
+        """Return what a stage of this run is built with."""
+        spread = self.engine.spread(self.snapshot.place(stage.name), StageRecipe(stage.name))
+        stages = list(self.stages.values())
+        curves = self.root / "tensorboard"
+        return BuildContext(self.snapshot, stages, spread, curves, SPLITS, self.finish_training)
+
     def use(self, engine: Engine) -> None:
         """Build and search with an engine; refused if its machines cannot build this run."""
         if engine is HERE:
             return
         model = portable(self.config).lm.model
-        needed = "encode" in self.stages and model != SCRATCH and not self._is_whole("encode")
-        self.engine = engine
+        reads_model = [name for name, stage in self.stages.items() if stage.reads_model]
+        needed = model != SCRATCH and not all(self._is_whole(name) for name in reads_model)
+        self.engine, self._snapshot = engine, None
         engine.check(self.root, {model: partial(identity_of, model)} if needed else {})
-
-    def spread(self, stage: str) -> Spread:
-        """What does the tasks of a stage."""
-        return self.engine.spread(place_of(self, stage), StageRecipe(stage))
 
     def _found(self, name: str) -> Artifact:
         artifact = self.artifact(name)
@@ -242,14 +244,7 @@ class Run:
 
     def _stage(self, name: str) -> Stage:
         if name not in self.stages:
-            if name == "passages":
-                raise ConfigError("this run does not compare with passages; set eval.context_retrieval to true")
-            if name != "lm":
-                raise ConfigError(f"this run has no graph network, and so no {name} stage; set gnn.layers to 1 or more")
-            raise ConfigError(
-                "this run uses its base model without training; set lm.model to scratch, or lm.finetune.kind to full "
-                "or lora"
-            )
+            raise ConfigError(STAGES[name].absence(self.config))
         return self.stages[name]
 
     def build_all(self, rebuild: bool = False) -> Artifact:
@@ -264,7 +259,7 @@ class Run:
                     check_place(self.path(name))
             for name in self.stages:
                 artifact = self.build(name, rebuild=rebuild and not self._is_whole(name))
-                if name == "corpus" and not whole and not self.force:
+                if self.stages[name].reads_text and not whole and not self.force:
                     self._check_fits()
         return artifact
 
@@ -281,7 +276,7 @@ class Run:
                 made = read_manifest(self.path(name)).inputs
             except ArtifactError:  # missing or damaged: the build says so
                 continue
-            for parent in stage.parents:
+            for parent in self.parents(stage):
                 if f"artifact {parent}" not in made:
                     raise ArtifactError(
                         f"{self.path(name)} was made without the {parent} stage; gnnlm run with the same config and "
@@ -312,9 +307,9 @@ class Run:
         kept: list[str] = []
         new.origin = self
         for name, stage in self.stages.items():
-            if name not in new.stages or new.stages[name].parents != stage.parents:
+            if name not in new.stages or new.parents(stage) != self.parents(stage):
                 continue
-            if self.state(stage) != "done" or not all(parent in kept for parent in stage.parents):
+            if self.state(stage) != "done" or not all(parent in kept for parent in self.parents(stage)):
                 continue
             if new.inputs(stage) == read_manifest(self.path(name)).inputs:
                 new._open[name] = self.artifact(name)  # the parent that it would link
@@ -337,7 +332,7 @@ class Run:
     def _link_generation(self, root: Path) -> None:
         """Let another run directory serve what this one serves now."""
         now = read_current(self.root)
-        if now is None:
+        if not now.number:
             return
         for name in sorted(name for name in now.paths if not name.startswith(f"{SEGMENTS}/")):
             link_artifact(self.root / name, root / name, parts=False)
@@ -355,12 +350,11 @@ class Run:
         return True
 
     def _forget_from(self, name: str) -> None:
-        """Close a replaced stage, all stages after it, and the parts that were loaded from them."""
+        """Close a replaced stage and all stages after it; the next snapshot opens what has replaced them."""
         order = list(self.stages)
         opened = [later for later in order[order.index(name) :] if self._open.pop(later, None) is not None]
-        for part, kind in vars(Run).items() if opened else ():
-            if isinstance(kind, cached_property) and part != "stages":
-                self.__dict__.pop(part, None)
+        if opened:
+            self._snapshot = None
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -377,21 +371,75 @@ class Run:
             finally:
                 self._alone = False
 
-    # -- parts ---------------------------------------------------------------------------------------------
-
-    @cached_property
-    def parts(self) -> Parts:
-        """The parts that the finished stages produced, loaded when first needed."""
-        from gnnlm.run.parts import Parts
-
-        return Parts(self)
+    # -- reading -------------------------------------------------------------------------------------------
 
     @property
-    def curves(self) -> Path:
-        """Where the curves of the graph network's training are kept."""
-        return self.root / "tensorboard"
+    def snapshot(self) -> Snapshot:
+        """The run as its stages have built it so far."""
+        from gnnlm.run.snapshot import Snapshot
 
-    @property
-    def graph_k(self) -> int:
-        """Neighbours per position in the graph when predicting."""
-        return self.config.eval.graph_k or self.config.search.graph_k
+        if self._snapshot is None:
+            self._snapshot = Snapshot(self)
+        return self._snapshot
+
+    def open_current(self, engine: Engine = HERE) -> Snapshot:
+        """Open a finished run at the generation that it serves now, with a lease on that generation.
+
+        An unfinished or stale run is refused before anything is loaded.
+        """
+        generation, lease = pinned(self.root)
+        try:
+            self.open_all()
+            self.use(engine)
+            opened = self.snapshot.at(generation, lease)
+            opened.check_current()
+            opened.open_all()
+        except BaseException:
+            lease.release()
+            raise
+        return opened
+
+    @staticmethod
+    def reopen(root: Path) -> Snapshot:
+        """Open a finished run in a process that has nothing but its directory."""
+        return _reopened(root, "").snapshot
+
+
+# -- for processes that have nothing but the run directory -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageRecipe:
+    """Makes the work of a stage's tasks from a run directory."""
+
+    stage: str
+
+    def __call__(self, root: Path, kind: str) -> Work:
+        return _work(self.stage, root, kind)
+
+
+@lru_cache(maxsize=4)
+def _work(name: str, root: Path, kind: str) -> Work:
+    run = _reopened(root, name)
+    stage = run.stages[name]
+    return stage.work(run.snapshot, run.inputs(stage) or {}, kind)
+
+
+@lru_cache(maxsize=1)  # the next stage reads artifacts that were not there before
+def _reopened(root: Path, stage: str) -> Run:
+    return Run(load_config(root), reading=True)
+
+
+def identify_model(model: str) -> str:
+    """Identify the files of a model."""
+    from gnnlm.lm.model_files import model_fingerprint  # imports torch
+
+    return model_fingerprint(model)
+
+
+def identity_of(model: str) -> str:
+    """Identify the files of a model on this machine, which may have none."""
+    try:
+        return identify_model(model)
+    except ModelError:
+        return MISSING

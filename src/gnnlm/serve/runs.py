@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gnnlm.book import Book, Session, book_of
+from gnnlm.book import Book, book_of
 from gnnlm.config import load_config
 from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.datastore.filter import Names
@@ -68,7 +68,7 @@ class Served:
 
     def attached(self, documents: Sequence[TokenizedDocument]) -> Served:
         """The run with documents that only one request sees."""
-        return Served(self.name, Session(self.book, documents), self.report, self.opened, outdated=True)
+        return Served(self.name, self.book.with_documents(documents), self.report, self.opened, outdated=True)
 
     def taken(self, documents: Sequence[tuple[str, str]]) -> list[TokenizedDocument]:
         """Names and texts as documents to attach."""

@@ -24,6 +24,7 @@ from torch import nn
 from gnnlm.artifact import Artifact, Draft, disk
 from gnnlm.errors import Interrupted, TrainingError
 from gnnlm.progress import Track, clock, say, warn
+from gnnlm.stage import BuildContext
 from gnnlm.train.checkpoints import Checkpoints, Entry, TrainingRecord, best_folder
 from gnnlm.train.processes import Processes, here
 from gnnlm.train.schedule import TrainingPlan
@@ -48,6 +49,18 @@ class TrainingSetup:
     stop_file: Path | None = None
     finish: bool = False
     processes: Processes = field(default_factory=here)
+
+
+def training_setup(context: BuildContext, draft: Draft, log: Log, device: str) -> TrainingSetup:
+    """Return the setup of a stage that trains."""
+    return TrainingSetup(
+        draft,
+        context.config.seed,
+        cpu=device == "cpu",
+        log=log,
+        stop_file=context.snapshot.root / "stop",
+        finish=context.finish_training,
+    )
 
 
 @dataclass(frozen=True)

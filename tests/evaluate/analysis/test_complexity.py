@@ -74,7 +74,7 @@ def test_the_part(tiny_run: Run, tmp_path: Path) -> None:
     for batch in found["batches"]:
         assert 0 < batch["states"] <= batch["slots_shared"] <= batch["slots"] <= width * found["k"]
     assert report.training is not None
-    assert found["parameters"] == {"base": tiny_run.parts.lm.parameters, "gnn": report.training.parameters}
+    assert found["parameters"] == {"base": tiny_run.snapshot.lm.parameters, "gnn": report.training.parameters}
     assert found["ms_per_token"]["gnn"] == pytest.approx(1e3 * report.seconds["gnn"] / report.test_tokens)
     assert all(peak > 0 for peak in found["memory_bytes"].values())
     assert (analysis.root / "complexity" / "complexity.png").exists()

@@ -57,7 +57,7 @@ def scored(analysis: Analysis, split: str) -> ScoredSplit:
 def test_an_identity_network_makes_all_four_equal(tiny_run: Run, tmp_path: Path) -> None:
     """A network that starts as the identity, and whose weights never move, leaves the base model's states."""
     run = copied_run(tiny_run, tmp_path, train={"lr": 1e-30, "weight_decay": 0.0})
-    assert run.parts.gnn is not None
+    assert run.snapshot.gnn is not None
     done = gnnlm("analyze", run.root, "--part", "representation", "--json")
     found = json.loads(done.stdout.splitlines()[-1])["representation"]
     assert len({found[pair]["ppl"] for pair in PAIRS}) == 1

@@ -42,9 +42,9 @@ def rough(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_recall_and_cost_of_a_rough_index(rough: Run) -> None:
     found = json.loads(gnnlm("analyze", rough.root, "--part", "search", "--json").stdout.splitlines()[-1])["search"]
-    encoded, test = rough.artifact("encode"), rough.parts.searched("test")
-    tokens = np.flatnonzero(np.asarray(rough.parts.streams["test"].tokens) >= 0)
-    rows = Rows.of(rough.parts.streams["train"]).all().numpy()
+    encoded, test = rough.artifact("encode"), rough.snapshot.searched("test")
+    tokens = np.flatnonzero(np.asarray(rough.snapshot.streams["test"].tokens) >= 0)
+    rows = Rows.of(rough.snapshot.streams["train"]).all().numpy()
     flat = faiss.IndexFlatIP(encoded.facts["width"])
     flat.add(as_keys(torch.from_numpy(np.array(keys_of(encoded, "train")))[rows], "cosine").numpy())
     asked = as_keys(torch.from_numpy(np.array(encoded.array("test.states.npy")))[tokens], "cosine").numpy()

@@ -30,7 +30,7 @@ def test_several_segments_are_analysed_as_one(tiny_run: Run, tmp_path: Path) -> 
     still = {"train": {"lr": 1e-30, "weight_decay": 0.0}}
     several = copied_run(tiny_run, tmp_path / "several", **CHANGES, **still, store={"segment_tokens": 1200})
     one = copied_run(tiny_run, tmp_path / "one", **CHANGES, **still)
-    assert [len(run.parts.streams["train"].segments) for run in (several, one)] == [4, 1]
+    assert [len(run.snapshot.streams["train"].segments) for run in (several, one)] == [4, 1]
     found, want = analysed(several), analysed(one)
     assert set(found) >= set(PARTS)
     for pair in ("base/base", "base/gnn", "gnn/base", "gnn/gnn"):

@@ -25,7 +25,7 @@ from gnnlm.retrieval.index import Index
 
 
 class Opened(Protocol):
-    """The parts of a run; `gnnlm.run.parts.Parts` is one."""
+    """The parts of a run; `gnnlm.run.snapshot.Snapshot` is one."""
 
     @property
     def lm(self) -> BaseLM: ...
