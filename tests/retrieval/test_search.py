@@ -22,7 +22,7 @@ from gnnlm.retrieval.exact import ExactIndex
 from gnnlm.retrieval.faiss_build import check_index, fill_index, train_index, training_rows
 from gnnlm.retrieval.faiss_index import FaissIndex
 from gnnlm.retrieval.index import Allowed, Index, Rows, keys_of
-from gnnlm.retrieval.index_stage import build_index
+from gnnlm.retrieval.index_build import build_index
 from gnnlm.retrieval.open_index import open_index
 from gnnlm.retrieval.search import LeakageRule, Queries
 from gnnlm.run import Run
