@@ -1,11 +1,13 @@
 """A process that has imported the large libraries, and forks for every command that the tests run.
 
 Importing torch and transformers takes five seconds, more than most commands of the tests. A forked command is a process
-of its own, with its own streams, signals and exit code. Of gnnlm nothing is imported before the fork.
+of its own, with its own streams, signals and exit code. Of gnnlm, what all commands import is there before the fork;
+`gnnlm_cold` in cli.py runs commands that have to import all that they use.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -16,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 from typing import Any
 
 LIBRARIES = (
@@ -29,6 +32,10 @@ LIBRARIES = (
     "transformers.models.llama.modeling_llama",
     "typer",
     "yaml",
+    "gnnlm.book",
+    "gnnlm.cli.commands",
+    "gnnlm.library.library",
+    "gnnlm.run.run",
 )
 
 
@@ -77,6 +84,26 @@ def _bury(*_: object) -> None:
             pass
 
 
+def _run() -> None:
+    """Run the command and end the process, without the half second in which Python clears large libraries."""
+    code: object = 0
+    try:
+        if sys.argv[0] == "gnnlm":
+            runpy.run_module("gnnlm", run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, os.path.dirname(sys.argv[0]))
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as error:
+        code = error.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does first
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
 if __name__ == "__main__":
     del sys.path[0]  # the folder of the tests
     for library in LIBRARIES:
@@ -86,8 +113,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest and for the commands
     signal.signal(signal.SIGCHLD, _bury)
     sys.argv = next_command(socket.socket(fileno=int(sys.argv[1])))
-    if sys.argv[0] == "gnnlm":
-        runpy.run_module("gnnlm", run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, os.path.dirname(sys.argv[0]))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    _run()
