@@ -177,7 +177,7 @@ def test_an_error_in_one_process_ends_all(
     monkeypatch.setattr(LMTask, "loss", fails)
     said = in_processes(2, lambda: trained(run, "adaptive"))
     assert said == ("MemoryError: no more memory" if rank == 0
-                    else "Elsewhere: process 1 of 2: MemoryError: no more memory")  # fmt: skip
+                    else "PeerFailure: process 1 of 2: MemoryError: no more memory")  # fmt: skip
     notes = json.loads((tmp_path / "run" / ".lm.partial" / "journal.json").read_text())["notes"]
     assert notes["checkpoint"] == 4
 
@@ -195,7 +195,7 @@ def test_a_process_that_is_gone_is_noticed(
 
     monkeypatch.setattr(LMTask, "loss", dies)
     said = in_processes(2, lambda: trained(run, "adaptive"))
-    assert said.startswith("Lost: a process of this training was lost")
+    assert said.startswith("ProcessLost: a process of this training was lost")
     assert said.endswith("run the same command again: it resumes from the last checkpoint")
 
 
@@ -208,7 +208,7 @@ def test_a_disk_that_only_the_first_process_sees(
     elsewhere = lambda values: parse_config({**values, "run": str(tmp_path / "elsewhere")})  # noqa: E731
     monkeypatch.setattr(following, "parse_config", elsewhere)
     said = in_processes(2, lambda: trained(run, "adaptive"))
-    assert said.startswith("Elsewhere: process 1 of 2: ")
+    assert said.startswith("PeerFailure: process 1 of 2: ")
     assert said.endswith(f"{tmp_path / 'elsewhere'} is not there; it must be on a disk that all processes share")
 
 
