@@ -17,7 +17,7 @@ help:
 	@echo "make test-integration  the tests with other people's tools, which it installs"
 	@echo "make test-faults  a failing disk, kill -9, power failures and fuzzed input; over ten minutes"
 	@echo "make test-mutants  plants bugs, one at a time: the test named for each must fail; about a quarter of an hour"
-	@echo "make test-slow  the tests that need the pretrained model"
+	@echo "make test-slow  the tests that need the pretrained model or much time, and the benchmarks on a tiny run"
 	@echo "make bench      speed and memory against PyTorch Geometric and the base model, on the demo's run"
 	@echo "make docs       write docs/cli.md and docs/config.md anew"
 

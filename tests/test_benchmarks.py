@@ -1,4 +1,7 @@
-"""The benchmarks run and say what they promise; how fast anything is, no test decides."""
+"""The benchmarks run and say what they promise; how fast anything is, no test decides.
+
+`make test` runs the quick ones, `make test-slow` all of them.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,7 @@ def test_training(tiny_run: Run) -> None:
     assert result["unique_ratio"] >= 1
 
 
+@pytest.mark.slow
 def test_defaults(tiny_run: Run, tmp_path: Path) -> None:
     asked = ["--steps", "3", "--change", "as it is", "--change", "gnn.dropout 0", "--json"]
     asked = ["--run", str(tiny_run.root), "--forks", str(tmp_path / "forks"), *asked]
@@ -65,6 +69,7 @@ def test_defaults(tiny_run: Run, tmp_path: Path) -> None:
     assert last_line("defaults.py", *asked)["cases"] == result["cases"]
 
 
+@pytest.mark.slow
 def test_serving(tiny_run: Run) -> None:
     given = ("--run", str(tiny_run.root), "--streams", "4", "--seconds", "1", "--tokens", "8", "--json")
     result = last_line("serving.py", *given)
@@ -74,6 +79,7 @@ def test_serving(tiny_run: Run) -> None:
     assert result["alive"]
 
 
+@pytest.mark.slow
 def test_generation(tiny_run: Run) -> None:
     given = ("--run", str(tiny_run.root), "--prompts", "2", "--tokens", "16", "--batch", "1", "2", "--json")
     result = last_line("generation.py", *given)
@@ -83,6 +89,7 @@ def test_generation(tiny_run: Run) -> None:
     assert all("prompt_lookup_ratio" in case for case in cases if case["batch"] == 1)
 
 
+@pytest.mark.slow
 def test_scaling(write_config: Any) -> None:
     """More nodes never search more slowly, and each holds less; sending and merging is counted."""
     config = write_config(index={"kind": "ivf"})
@@ -96,6 +103,7 @@ def test_scaling(write_config: Any) -> None:
         assert all(case.keys() >= {"queries_per_second", "seconds"} for case in found)
 
 
+@pytest.mark.slow
 def test_own_past(tiny_run: Run) -> None:
     result = last_line("own_past.py", "--run", str(tiny_run.root), "--tokens", "150", "--json")
     assert [(case["tokens"], case["predictor"]) for case in result["cases"]] == [
@@ -107,6 +115,7 @@ def test_own_past(tiny_run: Run) -> None:
     assert any(case["without"] != pytest.approx(case["with"], rel=1e-4) for case in result["cases"])
 
 
+@pytest.mark.slow
 def test_search(tiny_run: Run) -> None:
     """Real states and inflated ones; exact search finds everything, and every index most of it."""
     sizes, kinds = ("1500", "3000"), ("exact", "auto", "PCA16,IVF8,PQ16x4fs")
@@ -119,6 +128,7 @@ def test_search(tiny_run: Run) -> None:
     assert all(0.5 < case["recall_at_128"] <= 1 for case in cases)
 
 
+@pytest.mark.slow
 def test_living(tiny_run: Run, tmp_path: Path) -> None:
     given = ("--tokens", "300", "--rows", "100000", "--folder", str(tmp_path), "--json")
     result = last_line("living.py", "--run", str(tiny_run.root), *given)
@@ -132,6 +142,7 @@ def test_living(tiny_run: Run, tmp_path: Path) -> None:
     assert "milliseconds" in found["open 100,000 rows: store and index"]
 
 
+@pytest.mark.slow
 def test_facts(tiny_run: Run) -> None:
     """What is learned is forgotten to the last digit, and only what was learned has changed."""
     pytest.importorskip("bm25s", reason="an extra: pip install -c constraints.txt -e '.[passages]'")
