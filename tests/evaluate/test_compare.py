@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gnnlm.config import parse_config
-from gnnlm.evaluate.compare import Document, Finished, Shared, change_of, comparison, remarks
+from gnnlm.evaluate.compare import ComparableRun, DocumentId, SharedTokens, change_of, comparison, remarks
 from gnnlm.evaluate.report import read_report
 from gnnlm.predict.bootstrap import bootstrap_interval
 from gnnlm.run import Run
@@ -21,23 +21,23 @@ DOCUMENTS = [("one", 2), ("two", 3), ("three", 1), *((f"more {number}", 1) for n
 
 
 def finished(
-    name: str, documents: list[Document] = DOCUMENTS, lm: str = "lm", model: str = "tiny", **ppl: float | None
-) -> Finished:
+    name: str, documents: list[DocumentId] = DOCUMENTS, lm: str = "lm", model: str = "tiny", **ppl: float | None
+) -> ComparableRun:
     """A run in which every token has the same probability, so that the perplexities are as given."""
     tokens = sum(size for _, size in documents)
     scores = {row: np.full(tokens, -np.inf if value is None else -np.log(value)) for row, value in ppl.items()}
     report = make_report({row: {"ppl": value} for row, value in ppl.items()}, model)
-    return Finished(name, report, {"base": np.zeros(tokens), **scores}, documents, lm)
+    return ComparableRun(name, report, {"base": np.zeros(tokens), **scores}, documents, lm)
 
 
-def shown(runs: list[Finished]) -> list[list[str]]:
+def shown(runs: list[ComparableRun]) -> list[list[str]]:
     console = Console(width=200)
     with console.capture() as capture:
         console.print(comparison(runs))
     return [line.split("  ") for line in capture.get().splitlines()]
 
 
-def cells(runs: list[Finished], line: int) -> list[str]:
+def cells(runs: list[ComparableRun], line: int) -> list[str]:
     return [cell.strip() for cell in shown(runs)[line] if cell.strip()]
 
 
@@ -57,17 +57,18 @@ def test_a_paired_interval_against_a_plain_loop() -> None:
     hard = np.repeat(rng.uniform(1, 6, 12), sizes)
     was = -hard - rng.uniform(0, 1, len(hard))
     now = was + rng.normal(0.05, 0.1, len(hard))
-    first = Finished("a", make_report({"gnn": {}}), {"base": was, "gnn": was}, documents, "lm")
-    run = Finished("b", make_report({"gnn": {}}), {"base": was, "gnn": now}, documents, "lm")
-    change = change_of(run, first, "gnn", Shared.between(run, first))
+    first = ComparableRun("a", make_report({"gnn": {}}), {"base": was, "gnn": was}, documents, "lm")
+    run = ComparableRun("b", make_report({"gnn": {}}), {"base": was, "gnn": now}, documents, "lm")
+    change = change_of(run, first, "gnn", SharedTokens.between(run, first))
     assert change is not None
-    assert change.interval is not None
+    assert change.change_low is not None
+    assert change.change_high is not None
     number, ratios = np.repeat(np.arange(12), sizes), []
     draws = np.random.default_rng(1)
     for _ in range(1000):
         drawn = np.concatenate([np.flatnonzero(number == d) for d in draws.choice(12, 12)])
         ratios.append(np.exp(-now[drawn].mean()) / np.exp(-was[drawn].mean()) - 1)
-    np.testing.assert_allclose(change.interval, np.quantile(ratios, [0.025, 0.975]), atol=0.004)
+    np.testing.assert_allclose((change.change_low, change.change_high), np.quantile(ratios, [0.025, 0.975]), atol=0.004)
     assert change.is_significant
     low, high = bootstrap_interval(now, number, 1000, 0)
     assert low < np.exp(-was.mean()) < high  # the intervals of the perplexities overlap all the same
@@ -90,19 +91,23 @@ def test_some_of_the_text_is_compared_by_name() -> None:
     first = finished("a", knn=5.0)
     scores = np.log([0.001, 0.001, 0.001, 0.25, 0.5, 0.5, 0.5])  # new, new, new, three, two, two, two
     documents = [("new", 3), ("three", 1), ("two", 3)]
-    run = Finished("b", make_report({"knn": {"ppl": 9.0}}), {"base": np.zeros(7), "knn": scores}, documents, "lm")
-    shared = Shared.between(run, first)
+    run = ComparableRun("b", make_report({"knn": {"ppl": 9.0}}), {"base": np.zeros(7), "knn": scores}, documents, "lm")
+    shared = SharedTokens.between(run, first)
     assert (shared.here.tolist(), shared.there.tolist()) == ([3, 4, 5, 6], [5, 2, 3, 4])
     assert shared.document.tolist() == [0, 1, 1, 1]
     change = change_of(run, first, "knn", shared)
     assert change is not None
     assert change.change == pytest.approx((4 * 2**3) ** 0.25 / 5 - 1)
-    assert change.interval == pytest.approx((2 / 5 - 1, 4 / 5 - 1))  # either document twice, or each once
+    assert (change.change_low, change.change_high) == pytest.approx(
+        (2 / 5 - 1, 4 / 5 - 1)
+    )  # either document twice, or each once
     said = remarks([first, run])
     assert "the 2 documents that both have by name, with equal text and tokens (4 tokens)" in said[1]
     assert said[2] == "b and a share fewer than 10 test documents (2): intervals are too narrow."
-    one = Shared.between(finished("c", [("one", 2)], knn=4.0), first)
-    assert str(change_of(finished("c", [("one", 2)], knn=4.0), first, "knn", one)) == "-20.0%, n.s."
+    one = SharedTokens.between(finished("c", [("one", 2)], knn=4.0), first)
+    alone = change_of(finished("c", [("one", 2)], knn=4.0), first, "knn", one)
+    assert alone is not None
+    assert (alone.words, alone.is_significant) == ("-20.0%", False)
 
 
 def test_different_base_models_are_noted() -> None:
@@ -155,8 +160,8 @@ def replace_run(run: Run, folder: Path) -> Run:
 def test_a_base_model_trained_in_the_run(tiny_run: Run) -> None:
     corpus, scored = tiny_run.artifact("corpus"), tiny_run.artifact("eval")
     report = read_report(scored)
-    frozen = Finished.of("frozen", report, scored, corpus, None)
-    trained = Finished.of("trained", report, scored, corpus, tiny_run.artifact("train"))
+    frozen = ComparableRun.of("frozen", report, scored, corpus, None)
+    trained = ComparableRun.of("trained", report, scored, corpus, tiny_run.artifact("train"))
     assert frozen.documents == trained.documents
     assert [size for _, size in frozen.documents] == [document.tokens for document in report.documents]
     assert len({key for key, _ in frozen.documents}) == report.test_documents

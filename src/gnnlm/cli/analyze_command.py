@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from gnnlm.run import Run
 
 if TYPE_CHECKING:
     from gnnlm.evaluate.analysis.subject import Subject
-    from gnnlm.run.analyze import Step
+    from gnnlm.run.analyze import AnalysisStep
 
 SHOWN = 8  # neighbours of a token that is asked for
 
@@ -66,9 +67,9 @@ def analyze(
     as_json: AsJson = False,
 ) -> None:
     """Make the paper's tables and figures for a run, as one page; what is done is found done."""
-    from gnnlm.run.analyze import Analysis, Asked, asked_parts
+    from gnnlm.run.analyze import Analysis, AnalysisOptions, asked_parts
 
-    asked = Asked(train, steps, tuple(component or ()), tuple(others or ()))
+    asked = AnalysisOptions(train, steps, tuple(component or ()), tuple(others or ()))
     analysis = Analysis(Run(load_config(run), reading=True), asked)
     if at is not None:
         if part or train or rebuild:
@@ -84,17 +85,16 @@ def analyze(
 
 
 def _print_at(subject: Subject, at: str, as_json: bool) -> None:
-    from gnnlm.evaluate.analysis.example_tables import token_example
-    from gnnlm.evaluate.analysis.gain_examples import token_at
+    from gnnlm.evaluate.analysis.gain_examples import token_at, token_example
     from gnnlm.evaluate.examples import render_example
 
     example = token_example(subject, token_at(subject, at), SHOWN)
     out.print(render_example(example), soft_wrap=True)
     if as_json:
-        print(json.dumps(example.as_dict()))
+        print(json.dumps(asdict(example)))
 
 
-def _plan_table(steps: list[Step]) -> Table:
+def _plan_table(steps: list[AnalysisStep]) -> Table:
     table = Table(title="What will be made", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("part", "state", "time here, roughly"):
         table.add_column(column, justify="right" if column.startswith("time") else "left", overflow="fold")

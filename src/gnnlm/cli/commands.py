@@ -127,14 +127,14 @@ def status(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) 
 @app.command()
 def compare(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished run directories.")]) -> None:
     """Compare finished runs side by side, with changes against the first on the test documents they share."""
-    from gnnlm.evaluate.compare import Finished, comparison, remarks
+    from gnnlm.evaluate.compare import ComparableRun, comparison, remarks
 
     finished = []
     for path in runs:
         made = Run(load_config(path), reading=True)
         lm = made.artifact("lm") if "lm" in made.stages else None
         scored, corpus = made.artifact("eval"), made.artifact("corpus")
-        finished.append(Finished.of(str(path), open_report(made), scored, corpus, lm))
+        finished.append(ComparableRun.of(str(path), open_report(made), scored, corpus, lm))
     Console(highlight=False, markup=False, width=1000).print(comparison(finished))
     for remark in remarks(finished):
         out.print(remark, soft_wrap=True, markup=False)

@@ -13,14 +13,21 @@ if TYPE_CHECKING:
 
 
 def show_report(made: Run, as_json: bool) -> None:
-    from gnnlm.evaluate.report_tables import notes, passage_notes, rich_passages, rich_table
+    from gnnlm.evaluate.report_tables import (
+        headline,
+        notes,
+        passage_headline,
+        passage_notes,
+        passage_table,
+        report_table,
+    )
 
     report = open_report(made)
-    out.print(rich_table(report))
+    out.print(report_table(report).rich(headline(report)))
     for note in notes(report):
         out.print(note, soft_wrap=True, markup=False)
     if report.passages is not None:
-        out.print(rich_passages(report.passages))
+        out.print(passage_table(report.passages).rich(passage_headline(report.passages)))
         for note in passage_notes(report.passages):
             out.print(note, soft_wrap=True, markup=False)
     figures = "rows.png" if report.training is None else "rows.png, training.png"
@@ -77,7 +84,7 @@ def show_examples(made: Run, count: int) -> None:
     text, stream, seed = parts.searched("test"), parts.streams["test"], made.config.seed
     examples = find_examples(text, stream, parts.store, base, gained, count, seed)
     out.print("\n" + render_choice(examples), soft_wrap=True, markup=False)
-    for example in examples.drawn:
+    for example in examples.sample:
         out.print(render_example(example))
 
 

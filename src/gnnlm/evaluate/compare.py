@@ -8,60 +8,73 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from gnnlm.artifact import Artifact
 from gnnlm.corpus.stream import Stream
+from gnnlm.evaluate.change import PerplexityChange, short
 from gnnlm.evaluate.report import FEW_DOCUMENTS, Report
-from gnnlm.evaluate.report_tables import change_words, short
-from gnnlm.predict.bootstrap import Floats, Ints, change_interval
-from gnnlm.predict.predictor import LABELS, PREDICTORS, perplexity
+from gnnlm.predict.bootstrap import Floats, Ints
+from gnnlm.predict.predictor import LABELS, PREDICTORS
 
 SAMPLES, SEED = 1000, 0
-Document = tuple[str, int]  # what identifies a test document (name, text, tokens), and its number of tokens
+DocumentId = tuple[str, int]  # what identifies a test document (name, text, tokens), and its number of tokens
 
 
 @dataclass(frozen=True, eq=False)
-class Finished:
+class ComparableRun:
     """A finished run: its report, the log-probabilities of its test tokens by row, their documents, its base model."""
 
     name: str
     report: Report
     scores: dict[str, Floats]
-    documents: list[Document]
+    documents: list[DocumentId]
     base: str
 
     @classmethod
-    def of(cls, name: str, report: Report, scored: Artifact, corpus: Artifact, lm: Artifact | None) -> Finished:
-        """From the run's artifacts; `lm` is the base model that the run itself trained, if it did."""
+    def of(cls, name: str, report: Report, scored: Artifact, corpus: Artifact, lm: Artifact | None) -> ComparableRun:
+        """Read a run's artifacts; `lm` is the base model that the run itself trained, if any."""
         scores = {row: np.asarray(scored.array(f"{row}.log_probs.npy"), dtype=np.float64) for row in report.rows}
         base = lm.fingerprint if lm is not None else str(corpus.inputs["model files"])
-        return cls(name, report, scores, list(documents_of(Stream(corpus, "test"))), base)
+        return cls(name, report, scores, document_ids(Stream(corpus, "test")), base)
 
     def ppl(self, row: str) -> float | None:
         """The perplexity of a row; None if it is infinite, or if there is no such row."""
         return self.report.rows[row].ppl if row in self.report.rows else None
 
 
-def documents_of(stream: Stream) -> list[Document]:
-    """What identifies each document of a split; two that are alike in everything are numbered."""
-    seen, found = Counter[str](), []
+@dataclass(frozen=True, eq=False)
+class AlternativeRun:
+    """A run among the alternatives: its figures, the scores of its rows with passages, and the seconds of its stages.
+
+    `seconds` has what the run recorded of: lm, encode, search train, search valid, train.
+    """
+
+    run: ComparableRun
+    with_passages: Mapping[str, Floats]
+    seconds: Mapping[str, float]
+
+
+def document_ids(stream: Stream) -> list[DocumentId]:
+    """What identifies each document of a split; documents that are alike in everything are numbered."""
+    seen = Counter[str]()
+    ids = []
     for number, document in enumerate(stream.documents):
         first, end = stream.starts[number : number + 2].tolist()
         tokens = np.asarray(stream.tokens[first : end - 1], dtype=np.int64)
-        parts = (document.name.encode("utf-8", "surrogatepass"), document.text.encode("utf-8", "surrogatepass"))
-        digest = hashlib.sha256(b"\0".join((*parts, tokens.tobytes()))).hexdigest()
-        found.append((f"{digest} {seen[digest]}", len(tokens)))
+        texts = (document.name.encode("utf-8", "surrogatepass"), document.text.encode("utf-8", "surrogatepass"))
+        digest = hashlib.sha256(b"\0".join((*texts, tokens.tobytes()))).hexdigest()
+        ids.append((f"{digest} {seen[digest]}", len(tokens)))
         seen[digest] += 1
-    return found
+    return ids
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedTokens:
     """The test tokens that two runs share: their places in each run, and the number of their document."""
 
     here: Ints
@@ -69,7 +82,7 @@ class Shared:
     document: Ints
 
     @classmethod
-    def between(cls, run: Finished, first: Finished) -> Shared:
+    def between(cls, run: ComparableRun, first: ComparableRun) -> SharedTokens:
         (here, there), document = shared_places([run, first])
         return cls(here, there, document)
 
@@ -78,75 +91,63 @@ class Shared:
         return int(self.document[-1]) + 1 if len(self.document) else 0
 
 
-def shared_places(runs: Sequence[Finished]) -> tuple[list[Ints], Ints]:
+def shared_places(runs: Sequence[ComparableRun]) -> tuple[list[Ints], Ints]:
     """The test tokens that all of some runs share: their places in each run, and the number of their document."""
     places = [_places(run.documents) for run in runs]
     keys = [key for key in places[0] if all(key in others for others in places[1:])]
-    document = _joined([np.full(len(places[0][key]), number) for number, key in enumerate(keys)])
-    return [_joined([at[key] for key in keys]) for at in places], document
+    document = _concatenated([np.full(len(places[0][key]), number) for number, key in enumerate(keys)])
+    return [_concatenated([at[key] for key in keys]) for at in places], document
 
 
-def _places(documents: list[Document]) -> dict[str, Ints]:
+def _places(documents: list[DocumentId]) -> dict[str, Ints]:
     ends = np.cumsum([size for _, size in documents])
     return {key: np.arange(end - size, end) for (key, size), end in zip(documents, ends.tolist(), strict=True) if size}
 
 
-def _joined(parts: list[Ints]) -> Ints:
-    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+def _concatenated(arrays: list[Ints]) -> Ints:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *arrays])
 
 
-@dataclass(frozen=True)
-class Change:
-    """The relative change of a row's perplexity against that of another run; its 95% interval, if it has one."""
-
-    change: float
-    interval: tuple[float, float] | None
-
-    @property
-    def is_significant(self) -> bool:
-        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
-
-    def __str__(self) -> str:
-        words = change_words(self.change, *(self.interval or (None, None)))
-        return words if self.is_significant else f"{words}, n.s."
-
-
-def change_of(run: Finished, first: Finished, row: str, shared: Shared) -> Change | None:
-    """How a row changed on the shared tokens; None if it cannot be said."""
+def change_of(run: ComparableRun, first: ComparableRun, row: str, shared: SharedTokens) -> PerplexityChange | None:
+    """The change of a row on the shared tokens; None if there are none, or if a score is infinite."""
     if row not in run.scores or row not in first.scores or not shared.documents:
         return None
-    here, there = run.scores[row][shared.here], first.scores[row][shared.there]
+    here = run.scores[row][shared.here]
+    there = first.scores[row][shared.there]
     if not (np.isfinite(here).all() and np.isfinite(there).all()):
         return None
-    gains = here - there
-    return Change(perplexity(-gains.mean()) - 1, change_interval(gains, shared.document, SAMPLES, SEED))
+    return PerplexityChange.paired(here, there, shared.document, SAMPLES, SEED)
 
 
-def comparison(runs: Sequence[Finished]) -> Table:
+def comparison(runs: Sequence[ComparableRun]) -> RichTable:
     """The rows of several runs, one run per line; changes only where the first run has the same test documents."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     names = [name for name in PREDICTORS if any(name in run.report.rows for run in runs)]
     for column in ("run", *(LABELS[name] for name in names), "codec", "smaller than fp32"):
         table.add_column(column, justify="left" if column in ("run", "codec") else "right", no_wrap=True)
     for run in runs:
-        codec, shared = run.report.codec, Shared.between(run, runs[0])
+        codec = run.report.codec
+        shared = SharedTokens.between(run, runs[0])
         figures = [_figure(run, runs[0], name, shared) for name in names]
         table.add_row(run.name, *figures, f"{codec.kind}, {codec.bytes} bytes", f"{codec.compression:.0f}x")
     return table
 
 
-def _figure(run: Finished, first: Finished, name: str, shared: Shared) -> str:
+def _figure(run: ComparableRun, first: ComparableRun, name: str, shared: SharedTokens) -> str:
     if name not in run.report.rows:
         return "-"
+    ppl = short(run.ppl(name))
     change = None if run is first else change_of(run, first, name, shared)
-    return short(run.ppl(name)) if change is None else f"{short(run.ppl(name))} [{change}]"
+    if change is None:
+        return ppl
+    return f"{ppl} [{change.words}{'' if change.is_significant else ', n.s.'}]"
 
 
-def remarks(runs: Sequence[Finished]) -> list[str]:
+def remarks(runs: Sequence[ComparableRun]) -> list[str]:
     """Caveats for reading the comparison, one sentence or two per line."""
-    first, others = runs[0], runs[1:]
+    first, *others = runs
     lines = []
-    found = {run.name: Shared.between(run, first) for run in others}
+    found = {run.name: SharedTokens.between(run, first) for run in others}
     if any(shared.documents for shared in found.values()):
         lines.append(
             f"Percentages are changes against the same row of {first.name}, with the 95% interval of a paired "

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ SCORED = 256  # positions that the softmax scores at once
 
 @dataclass(frozen=True)
 class Setting:
-    """How many passages of which length are looked up, with how many tokens, after every how many."""
+    """How passages are looked up: `count` of `length` tokens, with the last `query` tokens, every `stride` tokens."""
 
     count: int
     length: int
@@ -71,7 +70,7 @@ def passage_jobs(
         size = sum(len(passage) for passage in before)
 
         def cut(number: int, size: int = size) -> int:
-            """The first token of the text that the window of a stride can read."""
+            """The first token of the text that fits into the window of a stride."""
             return max(0, begins[number] + setting.stride + size - window)
 
         after = first + 1
@@ -85,7 +84,8 @@ def passage_jobs(
         first = after
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True)
+class ReadingCost:
     """What reading with passages costs: tokens that the model reads for each token of the text, and its speed."""
 
     tokens_read: float
@@ -93,10 +93,13 @@ class Reading(NamedTuple):
 
 
 class PassageReader:
-    """Reads splits with passages before the text, and keeps the states in a draft."""
+    """Reads splits with passages before the text, and writes the states to a draft."""
 
     def __init__(self, draft: Draft, lm: BaseLM, store: Stream, config: Config) -> None:
-        self.draft, self.lm, self.store, self.config = draft, lm, store, config
+        self.draft = draft
+        self.lm = lm
+        self.store = store
+        self.config = config
         self._passages: dict[int, PassageIndex] = {}
 
     def passages(self, length: int) -> PassageIndex:
@@ -114,17 +117,19 @@ class PassageReader:
                 yield from passage_jobs(tokens, places[:left], passages, setting, start, window)
             left -= min(left, len(places))
 
-    def read(self, name: str, stream: Stream, positions: int, setting: Setting) -> Reading:
+    def read(self, name: str, stream: Stream, positions: int, setting: Setting) -> ReadingCost:
         """Append the states of a split's first positions; resumes after the last complete shard."""
         draft, lm, config = self.draft, self.lm, self.config
-        wanted = ("states",) if config.store.key == "state" else ("states", "keys")
         widths = {"states": lm.width}
-        if "keys" in wanted:
+        if config.store.key != "state":
             widths["keys"] = lm.encode_keys(torch.full((1, 1), lm.start_token))[1].shape[-1]
         dtype = DTYPES[config.store.dtype]
-        writers = {part: draft.writer(f"{name}.{part}.npy", (positions, widths[part]), dtype) for part in wanted}
+        writers = {
+            part: draft.writer(f"{name}.{part}.npy", (positions, width), dtype) for part, width in widths.items()
+        }
         shard: list[EncodingWindow] = []
-        done, at, read, total = writers["states"].rows, 0, 0, 0
+        done = writers["states"].rows
+        at = read = total = 0
         seconds = draft.notes.get(f"{name}.seconds", 0.0)
         with Track(f"read {stream.split} with {setting}", positions, "tokens", done) as track:
             for job in self.jobs(stream, positions, setting):
@@ -143,14 +148,15 @@ class PassageReader:
                     draft.commit()
                     track.advance(sum(len(job.kept) for job in shard))
                 shard, read = [], 0
-        return Reading(total / positions, positions / max(draft.notes[f"{name}.seconds"], 1e-9))
+        return ReadingCost(total / positions, positions / max(draft.notes[f"{name}.seconds"], 1e-9))
 
 
 def build_passages(
     draft: Draft, streams: dict[str, Stream], lm: BaseLM, head: Head, encoded: Artifact, config: Config
 ) -> Artifact:
     """Choose number, length and stride on a part of valid, and read a part of test with them."""
-    wanted, valid, test = config.eval.context_retrieval, streams["valid"], streams["test"]
+    wanted = config.eval.context_retrieval
+    valid, test = streams["valid"], streams["test"]
     reader = PassageReader(draft, lm, streams["train"], config)
     positions = {"valid": first_positions(valid, wanted.tune_tokens), "test": first_positions(test, wanted.tokens)}
     tries = len(first_settings(wanted)) + len(set(wanted.queries)) + len(set(wanted.strides)) - 2
@@ -158,7 +164,7 @@ def build_passages(
     needed = rows * lm.width * np.dtype(DTYPES[config.store.dtype]).itemsize
     require_space(draft.folder, needed - draft.bytes_there, "the states read with passages")
 
-    costs: dict[Setting, Reading] = {}
+    costs: dict[Setting, ReadingCost] = {}
 
     def loss(setting: Setting) -> float:
         name = f"valid.{setting.name}"
@@ -186,36 +192,38 @@ def build_passages(
         "seconds": draft.notes["test.seconds"],
         "tokens_read": cost.tokens_read,
         "base_loss": base,
-        "tried": [{**asdict(s), "loss": tried[s], **costs[s]._asdict()} for s in tried],
+        "tried": [{**asdict(s), "loss": tried[s], **asdict(costs[s])} for s in tried],
     }
     kept = [f"{name}.{part}.npy" for name in (facts["valid"], "test") for part in ("states", "keys")]
     return draft.finish(facts, [name for name in kept if (draft.folder / name).exists()])
 
 
 def first_settings(wanted: ContextRetrievalConfig) -> list[Setting]:
-    """Every number and length, at the largest stride, which costs least."""
+    """Every number and length of passages, at the largest stride, which costs least."""
     pairs = itertools.product(sorted(set(wanted.counts)), sorted(set(wanted.lengths)))
     return [Setting(count, length, wanted.queries[0], max(wanted.strides)) for count, length in pairs]
 
 
 def other_queries(best: Setting, wanted: ContextRetrievalConfig) -> list[Setting]:
-    """The same with the other numbers of tokens looked up with."""
+    """The best setting with every other length of the query."""
     return [replace(best, query=query) for query in sorted(set(wanted.queries)) if query != best.query]
 
 
 def other_strides(best: Setting, wanted: ContextRetrievalConfig) -> list[Setting]:
-    """The same with the smaller strides, largest first."""
+    """The best setting with every smaller stride, largest first."""
     return [replace(best, stride=stride) for stride in sorted(set(wanted.strides), reverse=True)[1:]]
 
 
 @torch.inference_mode()
 def _loss(head: Head, states_PD: Array, stream: Stream) -> float:
     """The mean negative log-probability of the tokens at a split's first positions."""
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for start in range(0, len(states_PD), SCORED):
         part = states_PD[start : start + SCORED]
         targets = np.asarray(stream.tokens[start : start + len(part)], dtype=np.int64)
         states = torch.from_numpy(part[targets != END].astype(np.float32)).to(head.device)
         scores = head.target_log_probs(states, torch.from_numpy(targets[targets != END]).to(head.device))
-        total, count = total - float(scores.double().sum()), count + len(scores)
+        total -= float(scores.double().sum())
+        count += len(scores)
     return total / max(count, 1)

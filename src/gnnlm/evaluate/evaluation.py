@@ -1,4 +1,4 @@
-"""The eval stage: scores test once and writes the report."""
+"""Score test once, and write the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gnnlm.evaluate.report import (
     IndexFacts,
     LmFacts,
     Report,
-    ScoredTest,
+    ReportScores,
     TrainingFacts,
     WeightRow,
 )
@@ -53,20 +53,22 @@ class Evaluation:
 
 
 def build_report(
-    draft: Draft, given: Evaluation, config: EvalConfig, ngram: int, seed: int, spread: Spread = here
+    draft: Draft, evaluation: Evaluation, config: EvalConfig, ngram: int, seed: int, spread: Spread = here
 ) -> Artifact:
     """Score test under every predictor; write the table, the JSON, the Markdown, the figures and the scores."""
-    names = given.predictor.names
-    asked = given.tuned.facts.get("variants", ())
+    names = evaluation.predictor.names
+    gated = tuple(evaluation.tuned.facts.get("variants", ()))  # the states whose confidence a gate reads
     scored = score_surely(
-        given.predictor, given.text, config.block, "score test", names, tuple(asked), draft=draft, spread=spread
+        evaluation.predictor, evaluation.text, config.block, "score test", names, gated, draft=draft, spread=spread
     )
-    scores, seconds = scored.log_probs, seconds_each(scored.seconds, names)
-    seconds["encode"] = given.encoded.facts["seconds"]["test"]
-    seconds["search"] = given.searched.facts["seconds"]["test"]
-    corpus, stream = given.corpus.facts, given.stream
+    scores = scored.log_probs
+    seconds = seconds_each(scored.seconds, names)
+    seconds["encode"] = evaluation.encoded.facts["seconds"]["test"]
+    seconds["search"] = evaluation.searched.facts["seconds"]["test"]
+    corpus = evaluation.corpus.facts
+    stream = evaluation.stream
     tokens = stream.token_count
-    test = ScoredTest(
+    test = ReportScores(
         scores,
         stream.document_of(np.flatnonzero(np.asarray(stream.tokens) >= 0)),
         stream.names,
@@ -75,9 +77,9 @@ def build_report(
         speeds(names, seconds, tokens),
     )
     passages = None
-    if given.passages is not None:
-        passages, more = compare_passages(given.passages, given.predictor, test, config, seed)
-        scores = {**scores, **more}
+    if evaluation.passages is not None:
+        passages, passage_scores = compare_passages(evaluation.passages, evaluation.predictor, test, config, seed)
+        scores = {**scores, **passage_scores}
     report = Report(
         rows=test.rows(config.bootstrap, seed),
         documents=test.documents(),
@@ -86,16 +88,16 @@ def build_report(
         split_documents={split: corpus[split]["documents"] for split in SPLITS},
         cut_to={split: corpus[split]["cut_to"] for split in SPLITS if "cut_to" in corpus[split]},
         store_tokens=corpus["train"]["tokens"],
-        model=given.model,
-        mix=given.tuned.facts["mix"],
-        weights=_weights(given, scored),
-        lm=LmFacts(**_facts(given.lm)),
+        model=evaluation.model,
+        mix=evaluation.tuned.facts["mix"],
+        weights=_weights(evaluation, scored),
+        lm=LmFacts(**_facts(evaluation.lm)),
         overlap={split: corpus[split]["overlap"] for split in SPLITS},
         overlap_ngram=ngram,
-        training=None if given.training is None else TrainingFacts(**given.training.facts),
-        codec=CodecFacts(**given.codec.facts),
-        index=IndexFacts(**given.indexed.facts),
-        cache=None if given.cache is None else CacheFacts(**given.cache.facts),
+        training=None if evaluation.training is None else TrainingFacts(**evaluation.training.facts),
+        codec=CodecFacts(**evaluation.codec.facts),
+        index=IndexFacts(**evaluation.indexed.facts),
+        cache=None if evaluation.cache is None else CacheFacts(**evaluation.cache.facts),
         seconds=seconds,
         passages=passages,
     )
@@ -104,27 +106,30 @@ def build_report(
     write_json(draft.file("report.json"), report.as_json())
     draft.write_text("report.md", markdown(report))
     plot_rows(report, draft.file("rows.png"))
-    if given.training is not None:
-        history = json.loads(given.training.text("history.json"))
-        plot_training(history, given.training.facts["best_step"], draft.file("training.png"))
+    if evaluation.training is not None:
+        history = json.loads(evaluation.training.text("history.json"))
+        plot_training(history, evaluation.training.facts["best_step"], draft.file("training.png"))
     return draft.finish({"predictors": list(names)})
 
 
-def _weights(given: Evaluation, scored: SplitScores) -> dict[str, dict[str, WeightRow]]:
-    """What one weight, buckets and a gate make of the test tokens, by predictor; empty without a gate."""
-    text, store, variants = given.text, given.predictor.graphs.store, given.tuned.facts.get("variants", {})
+def _weights(evaluation: Evaluation, scored: SplitScores) -> dict[str, dict[str, WeightRow]]:
+    """The test tokens with one weight, with buckets and with a gate, by predictor; empty without a gate."""
+    store = evaluation.predictor.graphs.store
+    variants = evaluation.tuned.facts.get("variants", {})
     rows: dict[str, dict[str, WeightRow]] = {}
-    for name in given.predictor.names:
+    for name in evaluation.predictor.names:
         state = STATE_OF[name]
         if name not in MIXED or state not in variants:
             continue
-        rows[name], without = {}, scored.log_probs[state]
+        rows[name] = {}
+        without = scored.log_probs[state]
         for variant, fitted in variants[state].items():
-            chosen, scores = fitted["mix"] == given.tuned.facts["mix"][state], scored.log_probs[name]
+            chosen = fitted["mix"] == evaluation.tuned.facts["mix"][state]
+            scores = scored.log_probs[name]
             if not chosen:
                 mix = Mix.of(fitted["mix"])
-                sure = None if mix.gate is None else scored.sure[state]
-                scores = sample_text(text, store, without, mix, sure).log_probs(mix).numpy()
+                confidence = None if mix.gate is None else scored.sure[state]
+                scores = sample_text(evaluation.text, store, without, mix, confidence).log_probs(mix).numpy()
             rows[name][variant] = WeightRow.of(scores, without, fitted["valid_loss"], chosen)
     return rows
 

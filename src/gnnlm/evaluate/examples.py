@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,6 @@ from gnnlm.predict.split_scoring import SearchedText
 LEFT, RIGHT = 14, 6  # tokens shown before and after the one that is predicted
 NEAREST = 3  # retrieved passages shown
 CLEAR_NATS, CLEAR_PROBABILITY = 1.0, 0.2  # by how much a word's log-probability and probability rise in a clear gain
-
-
 SPACES = {"\n": "⏎", "\t": "⇥"}
 PART = "(part of a character)"  # a token without text of its own
 RULE = f"probability up by {CLEAR_PROBABILITY:g} or more and by a factor of e or more"
@@ -30,8 +28,8 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Extracted:
-    """A passage that was retrieved; `right` if its next token is the one to predict."""
+class RetrievedPassage:
+    """A passage, and whether its next token is `right`: the one to predict."""
 
     passage: Passage
     similarity: float
@@ -44,20 +42,11 @@ class Example:
 
     query: Passage
     probabilities: Mapping[str, float]
-    neighbours: Sequence[Extracted]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Example:
-        """An example from what `as_dict` gave."""
-        found = [Extracted(**{**each, "passage": Passage(**each["passage"])}) for each in values["neighbours"]]
-        return cls(Passage(**values["query"]), values["probabilities"], found)
+    neighbours: Sequence[RetrievedPassage]
 
     @property
     def remark(self) -> str:
-        """Its probabilities: two as a change, more by name."""
+        """The probabilities: two as a change, more by name."""
         if len(self.probabilities) == 2:
             return "p " + " -> ".join(map(probability, self.probabilities.values()))
         return ", ".join(f"{LABELS[name]} {probability(p)}" for name, p in self.probabilities.items())
@@ -67,7 +56,7 @@ class Example:
 class Examples:
     """Some of the clear gains among the test words; how many there are, and how many clear losses."""
 
-    drawn: list[Example]
+    sample: list[Example]
     words: int
     gains: int
     losses: int
@@ -89,7 +78,7 @@ def clear_changes(test: Stream, base: Floats, best: Floats) -> ClearChanges:
     words = [i for i in np.flatnonzero(late) if test.text_between(positions[i], positions[i] + 1).strip().isalpha()]
     gains = [i for i in words if is_clear_gain(base[i], best[i])]
     losses = [i for i in words if is_clear_gain(best[i], base[i])]
-    return ClearChanges(*(np.array(found, dtype=np.int64) for found in (words, gains, losses)))
+    return ClearChanges(np.array(words, np.int64), np.array(gains, np.int64), np.array(losses, np.int64))
 
 
 def draw_apart(tokens: Ints, document_N: Ints, count: int, seed: int) -> list[int]:
@@ -98,12 +87,12 @@ def draw_apart(tokens: Ints, document_N: Ints, count: int, seed: int) -> list[in
     >>> draw_apart(np.array([0, 1, 2]), np.array([0, 0, 1]), 3, seed=0)
     [2, 0]
     """
-    drawn: dict[int, int] = {}
+    by_document: dict[int, int] = {}
     for token in np.random.default_rng(seed).permutation(tokens).astype(np.int64):
-        if len(drawn) == count:
+        if len(by_document) == count:
             break
-        drawn.setdefault(int(document_N[token]), int(token))
-    return list(drawn.values())
+        by_document.setdefault(int(document_N[token]), int(token))
+    return list(by_document.values())
 
 
 def find_examples(
@@ -115,11 +104,11 @@ def find_examples(
     """
     clear = clear_changes(test, base, best)
     positions = np.flatnonzero(np.asarray(test.tokens) >= 0)
-    drawn = [
+    sample = [
         example_at(searched, test, store, int(positions[i]), {"before": math.exp(base[i]), "after": math.exp(best[i])})
         for i in draw_apart(clear.gains, test.document_of(positions), count, seed)
     ]
-    return Examples(drawn, len(clear.words), len(clear.gains), len(clear.losses))
+    return Examples(sample, len(clear.words), len(clear.gains), len(clear.losses))
 
 
 def is_clear_gain(before: float, after: float) -> bool:
@@ -143,7 +132,7 @@ def example_at(
     nearest = searched.table.at(torch.tensor([position]), count)[0]
     target = int(test.tokens[position])
     found = [
-        Extracted(store.passage(row, LEFT, RIGHT), score, int(store.tokens(torch.tensor([row]))) == target)
+        RetrievedPassage(store.passage(row, LEFT, RIGHT), score, int(store.tokens(torch.tensor([row]))) == target)
         for row, score in zip(nearest.positions.tolist(), nearest.similarity.tolist(), strict=True)
         if row >= 0
     ]

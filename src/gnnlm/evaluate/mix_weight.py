@@ -22,6 +22,7 @@ from gnnlm.lm.head import Confidence
 from gnnlm.predict.gate import LOGIT, Gate, features, standardised
 from gnnlm.predict.knn import Evidence, Mix, bucket_of, knn_target_log_probs, mix_log_probs
 from gnnlm.predict.split_scoring import SearchedText
+from gnnlm.retrieval.neighbours import Neighbours
 
 VARIANTS = ("one weight", "buckets", "gate")  # the simplest first: it wins ties
 FOLDS = 5
@@ -32,16 +33,17 @@ TINY = 1e-300  # the smallest probability that counts
 
 @dataclass(frozen=True)
 class Sample:
-    """Positions of a text under one k and T: log-probabilities of the token that came, and what a weight may use."""
+    """Positions of a text under one k and T: log-probabilities of the next token, and the evidence for its weight."""
 
     lm_N: Tensor
     knn_N: Tensor  # NaN where there is no neighbour
     evidence: Evidence
 
     def __getitem__(self, index: Tensor) -> Sample:
-        seen, features_NF = self.evidence, self.evidence.features_NF
-        part = Evidence(seen.nearest_N[index], seen.read_N[index], None if features_NF is None else features_NF[index])
-        return Sample(self.lm_N[index], self.knn_N[index], part)
+        seen = self.evidence
+        features_NF = None if seen.features_NF is None else seen.features_NF[index]
+        evidence = Evidence(seen.nearest_N[index], seen.read_N[index], features_NF)
+        return Sample(self.lm_N[index], self.knn_N[index], evidence)
 
     def log_probs(self, mix: Mix) -> Tensor:
         """The log-probability of each token under the mix, [N]."""
@@ -53,6 +55,11 @@ class Sample:
         return -torch.stack(mixed).clamp(min=math.log(TINY))
 
 
+def neighbour_tokens(store: Store, found: Neighbours) -> Tensor:
+    """The next token of every neighbour; -1 where there is no neighbour."""
+    return store.tokens(found.positions.clamp(min=0)).masked_fill_(found.positions < 0, -1)
+
+
 @torch.inference_mode()
 def sample_text(
     text: SearchedText,
@@ -62,13 +69,13 @@ def sample_text(
     sure: Confidence | None = None,
     chunk: int = 4096,
 ) -> Sample:
-    """Every token of a text under the k and T of a mix, given its log-probabilities; with `sure`, for a gate too."""
+    """Every token of a text, with its log-probability in `scores`, under the k and T of a mix; a gate needs `sure`."""
     lines = text.text.token_positions()
     parts = []
     for start in range(0, len(lines), chunk):
         part = lines[start : start + chunk]
         found, read_N = text.table.at(part, mix.k), text.read(part)
-        tokens_NK = store.tokens(found.positions.clamp(min=0)).masked_fill_(found.positions < 0, -1)
+        tokens_NK = neighbour_tokens(store, found)
         similarity_NK, targets_N = found.similarity, text.text.tokens(part)
         knn_N = knn_target_log_probs(tokens_NK, mix.neighbour_weights(similarity_NK.double()), targets_N)
         columns = [knn_N, similarity_NK[:, 0], read_N]
@@ -94,7 +101,7 @@ def folds_of(document_N: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FittedVariants:
     """The mix of each variant, fitted on all of valid, and its mean loss on valid by cross-validation."""
 
     mixes: Mapping[str, Mix]
@@ -109,7 +116,9 @@ class Choice:
         return {name: {"valid_loss": self.losses[name], "mix": mix.as_dict()} for name, mix in self.mixes.items()}
 
 
-def choose_weights(samples: Mapping[str, tuple[Mix, Sample]], document_N: Tensor, lambdas: Sequence[float]) -> Choice:
+def choose_weights(
+    samples: Mapping[str, tuple[Mix, Sample]], document_N: Tensor, lambdas: Sequence[float]
+) -> FittedVariants:
     """Fit each variant, given its k, T and edges and the sample of valid under them, and cross-validate it."""
     mixes, losses = {}, {}
     fold_N = folds_of(document_N)
@@ -118,14 +127,17 @@ def choose_weights(samples: Mapping[str, tuple[Mix, Sample]], document_N: Tensor
         for fold in fold_N.unique().tolist():
             mix = fit_weights(variant, given, sample[fold_N != fold], lambdas)
             total -= float(sample[fold_N == fold].log_probs(mix).clamp(min=math.log(TINY)).sum())
-        mixes[variant], losses[variant] = fit_weights(variant, given, sample, lambdas), total / len(fold_N)
-    return Choice(mixes, losses)
+        mixes[variant] = fit_weights(variant, given, sample, lambdas)
+        losses[variant] = total / len(fold_N)
+    return FittedVariants(mixes, losses)
 
 
 def fit_weights(variant: str, given: Mix, sample: Sample, lambdas: Sequence[float]) -> Mix:
     """The mix of a variant with the weights that are best for a sample."""
-    first_N, known_N = sample.evidence.read_N == 0, ~sample.knn_N.isnan()
-    first, rest = fit_first(sample[first_N & known_N], lambdas), sample[~first_N & known_N]
+    first_N = sample.evidence.read_N == 0
+    known_N = ~sample.knn_N.isnan()
+    first = fit_first(sample[first_N & known_N], lambdas)
+    rest = sample[~first_N & known_N]
     one = fit_one(rest, lambdas)
     mix = replace(given, weight=one, first=first)
     if variant == "gate":
@@ -138,7 +150,7 @@ def fit_weights(variant: str, given: Mix, sample: Sample, lambdas: Sequence[floa
 
 
 def fit_one(sample: Sample, lambdas: Sequence[float]) -> float:
-    """The best weight of those given for all positions of a sample."""
+    """The best single weight for all positions of a sample."""
     return float(lambdas[int(sample.losses(lambdas).sum(1).argmin())])
 
 
@@ -146,7 +158,7 @@ def fit_first(sample: Sample, lambdas: Sequence[float]) -> float:
     """The weight for the first tokens of texts: the smallest that is within a standard error of the best.
 
     There is one such position for each document, too few to tell weights apart that are about as good. And a text
-    need not begin as a document of the corpus does, so one that begins as none does is counted in.
+    need not begin as a document of the corpus does, so one more text is counted in that begins as none does.
     """
     weights = sorted({0.0, *lambdas})
     unknown = -torch.log1p(-torch.tensor(weights, dtype=torch.float64))  # p_kNN gives its first token nothing
@@ -160,7 +172,9 @@ def fit_gate(sample: Sample, start: float) -> Gate:
     """The gate with the largest likelihood of the mix, under a weak prior; L-BFGS from the gate that is `start`."""
     features_NF = sample.evidence.features_NF
     assert features_NF is not None, "a gate is fitted on features"
-    count, mean, spread = len(features_NF), [0.0] * features_NF.shape[1], [1.0] * features_NF.shape[1]
+    count, width = features_NF.shape
+    mean = [0.0] * width
+    spread = [1.0] * width
     if count:
         mean = [_rounded(value, 9) for value in features_NF.mean(0).tolist()]
         spread = [_rounded(s, 9) if s > 1e-9 else 1.0 for s in features_NF.std(0, correction=0).tolist()]

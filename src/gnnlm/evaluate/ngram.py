@@ -27,7 +27,7 @@ PRIME, MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 @dataclass(frozen=True)
-class Order:
+class GramCounts:
     """Counts of one order: of every n-gram, and of every history."""
 
     grams: Hashes
@@ -57,10 +57,11 @@ class KneserNey:
     """The counts of one text, or of several independent texts."""
 
     def __init__(self, texts: list[Tokens], vocab_size: int, order: int = 5) -> None:
-        self.vocab_size, self.order = vocab_size, order
+        self.vocab_size = vocab_size
+        self.order = order
         self._orders = [self._count(texts, n) for n in range(1, order + 1)]
 
-    def _count(self, texts: list[Tokens], n: int) -> Order:
+    def _count(self, texts: list[Tokens], n: int) -> GramCounts:
         hashes = texts_hashes(texts, n)
         grams, first, counts = np.unique(hashes, return_index=True, return_counts=True)
         if n < self.order:  # how many different words precede it, instead of how often it occurs
@@ -70,9 +71,10 @@ class KneserNey:
         histories, line = np.unique(history_of, return_inverse=True)
         totals = np.bincount(line, weights=counts).astype(np.float64)
         followers = np.bincount(line).astype(np.float64)
-        once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+        once = int((counts == 1).sum())
+        twice = int((counts == 2).sum())
         discount = once / (once + 2 * twice) if once and twice else 0.5
-        return Order(grams, counts.astype(np.float64), histories, totals, followers, discount)
+        return GramCounts(grams, counts.astype(np.float64), histories, totals, followers, discount)
 
     @staticmethod
     def _history(texts: list[Tokens], n: int) -> Hashes:

@@ -1,7 +1,7 @@
-"""The rows of the report that read passages: the open book on top of what the base model reads with passages.
+"""The report's rows with passages: every predictor on the states of the base model that reads passages first.
 
-The states that the passages stage left are searched and scored like any others, with the kNN mixes of the other rows.
-The perplexity with mixes chosen again, on the part of valid that was read with passages, is noted beside them.
+These states are searched and scored like any others, with the kNN mixes of the other rows. Their perplexity with mixes
+chosen again, on the part of valid that was read with passages, is noted beside them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gnnlm.artifact import Artifact
 from gnnlm.config import EvalConfig, TuneConfig
 from gnnlm.corpus.stream import Stream
 from gnnlm.datastore.store import Segment, Store, mapped
-from gnnlm.evaluate.report import PassageComparison, PassageRow, PassageTrial, ScoredTest, finite
+from gnnlm.evaluate.report import PassageComparison, PassageRow, PassageTrial, ReportScores, finite
 from gnnlm.evaluate.speeds import seconds_each, speeds
 from gnnlm.evaluate.tune import grid_of, tune_mixes
 from gnnlm.predict.bootstrap import Floats, bootstrap_interval, change_interval
@@ -41,9 +41,9 @@ def row_name(predictor: str) -> str:
 
 @dataclass(frozen=True)
 class ReadWithPassages:
-    """What the passages stage left, and what is needed to search it and to choose the mixes again.
+    """The artifact of the passages stage, and what searching it and choosing the mixes again need.
 
-    `k` is how many neighbours each position gets, `chunk` how many positions are searched at once.
+    `k` is the number of neighbours of each position, `chunk` the number of positions searched at once.
     """
 
     artifact: Artifact
@@ -73,7 +73,7 @@ class ReadWithPassages:
 
 
 def compare_passages(
-    given: ReadWithPassages, predictor: Predictor, test: ScoredTest, config: EvalConfig, seed: int
+    given: ReadWithPassages, predictor: Predictor, test: ReportScores, config: EvalConfig, seed: int
 ) -> tuple[PassageComparison, dict[str, Floats]]:
     """The report's rows and those with passages on the same tokens, and the log-probabilities of the latter."""
     facts, names, block = given.artifact.facts, predictor.names, config.block

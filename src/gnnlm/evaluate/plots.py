@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import writing
+from gnnlm.evaluate.change import short
 from gnnlm.evaluate.report import Report
-from gnnlm.evaluate.report_tables import change_words, short
 from gnnlm.predict.predictor import LABELS, perplexity
 
 COLOURS = {"base": "#666666", "knn": "#0072b2", "gnn": "#d55e00", "gnn_knn": "#009e73"}  # told apart without hue too
@@ -37,8 +37,7 @@ def rows_figure(report: Report) -> Any:
         axes.plot([low, high], [place, place], color=colour, lw=2.5, solid_capstyle="butt")
         axes.plot([low, high], [place, place], "|", color=colour, ms=12, mew=2)
         axes.plot(change, place, MARKERS.get(name, "^"), color=colour, ms=8, mec="white", label=LABELS[name])
-        words = change_words(row.change, row.change_low, row.change_high)
-        axes.annotate(words, (change, place), (0, 9), textcoords="offset points", ha="center", fontsize=9)
+        axes.annotate(row.change_words, (change, place), (0, 9), textcoords="offset points", ha="center", fontsize=9)
         ends += [low, change, high]
     left, right = min(ends), max(ends)
     room = 0.3 * (right - left) or 1.0  # for the words over a point at the edge

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from gnnlm.artifact import Artifact
 from gnnlm.errors import ArtifactError
+from gnnlm.evaluate.change import change_words
 from gnnlm.predict.bootstrap import Floats, Ints, bootstrap_interval, change_interval
 from gnnlm.predict.predictor import PREDICTORS, perplexity
 
@@ -20,17 +20,17 @@ EARLY = 64  # tokens of a document that count as its beginning
 FEW_DOCUMENTS = 10  # a split with fewer says little about other text
 
 
-class Part(BaseModel):
-    """A part of the report; it may have more fields than are declared here."""
+class ReportPart(BaseModel):
+    """A part of the report; further fields are allowed."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class Row(Part):
-    """The figures of one predictor; null where a figure is infinite, or has no interval.
+class Row(ReportPart):
+    """The figures of one predictor; None where a figure is infinite, or has no interval.
 
-    `change` is that of perplexity against base, low and high its 95% interval. Early are the first 64 tokens of each
-    document; gains are in nats, summed over tokens.
+    `change` is that of perplexity against base, `change_low` to `change_high` its 95% interval. Early are the first 64
+    tokens of each document; gains are in nats, summed over tokens.
     """
 
     ppl: float | None
@@ -48,8 +48,21 @@ class Row(Part):
     early_gain: float | None
     late_gain: float | None
 
+    @property
+    def change_words(self) -> str:
+        return change_words(self.change, self.change_low, self.change_high)
 
-class WeightRow(Part):
+    @property
+    def significance(self) -> str:
+        """Whether the change is significant, as the end of a sentence about it."""
+        if self.change_low is None or self.change_high is None:
+            return "cannot be told from chance: it has no interval"
+        if self.change_low <= 0 <= self.change_high:
+            return "is not significant: its interval holds 0"
+        return "is significant: its interval leaves out 0"
+
+
+class WeightRow(ReportPart):
     """One way to weigh kNN, against the same softmax without kNN: `gained` and `lost` are nats per test token."""
 
     chosen: bool
@@ -75,7 +88,7 @@ class WeightRow(Part):
         )
 
 
-class DocumentRow(Part):
+class DocumentRow(ReportPart):
     """One test document: its tokens, and its perplexity by predictor."""
 
     name: str
@@ -83,7 +96,7 @@ class DocumentRow(Part):
     ppl: dict[str, float | None]
 
 
-class LmFacts(Part):
+class LmFacts(ReportPart):
     """How the base model was made."""
 
     kind: str = "frozen"
@@ -94,7 +107,7 @@ class LmFacts(Part):
     first_reading: dict[str, Any] | None = None
 
 
-class TrainingFacts(Part):
+class TrainingFacts(ReportPart):
     """How the graph network was trained."""
 
     best_step: int
@@ -102,7 +115,7 @@ class TrainingFacts(Part):
     parameters: int
 
 
-class IndexFacts(Part):
+class IndexFacts(ReportPart):
     """What the store is searched with, and how much of what exact search finds it found when it was built."""
 
     kind: str
@@ -112,7 +125,7 @@ class IndexFacts(Part):
     recall_queries: int = 0
 
 
-class CodecFacts(Part):
+class CodecFacts(ReportPart):
     """How neighbour states are stored."""
 
     kind: str
@@ -121,18 +134,18 @@ class CodecFacts(Part):
     error: float | None = None
 
 
-class CacheFacts(Part):
+class CacheFacts(ReportPart):
     """What the cache holds of the trained network's states."""
 
     form: str
     dtype: str
 
 
-class PassageRow(Part):
-    """The figures of one predictor in the comparison with passages; null where a figure is infinite.
+class PassageRow(ReportPart):
+    """The figures of one predictor in the comparison with passages; None where a figure is infinite.
 
-    `ppl_later` and `change_later` leave out the first tokens of each document. The rows with passages
-    have the kNN mixes of those without; `ppl_own_mix` is the perplexity with the mix chosen for them on valid.
+    `ppl_later` and `change_later` leave out the first tokens of each document. The rows with passages use the kNN mixes
+    of those without; `ppl_own_mix` is the perplexity with a mix chosen for that row on valid.
     """
 
     ppl: float | None
@@ -145,8 +158,12 @@ class PassageRow(Part):
     tokens_per_second: float
     ppl_own_mix: float | None = None
 
+    @property
+    def change_words(self) -> str:
+        return change_words(self.change, self.change_low, self.change_high)
 
-class PassageTrial(Part):
+
+class PassageTrial(ReportPart):
     """A setting that was tried on valid; `ppl` is that of the base model that reads passages.
 
     `tokens_read` is how many tokens the model reads for each token of the text.
@@ -161,7 +178,7 @@ class PassageTrial(Part):
     tokens_per_second: float
 
 
-class PassageComparison(Part):
+class PassageComparison(ReportPart):
     """The predictors with and without passages before the text, all on the same tokens of test.
 
     `later` is how many tokens at the beginning of each document `ppl_later` leaves out, `later_tokens` how many remain.
@@ -215,12 +232,17 @@ class Report(BaseModel):
         """The predictors that have a row, in the usual order."""
         return [name for name in PREDICTORS if name in self.rows]
 
+    @property
+    def early_tokens(self) -> int:
+        """How many test tokens are at the beginning of a document."""
+        return sum(min(document.tokens, EARLY) for document in self.documents)
+
     def as_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
 
 @dataclass(frozen=True)
-class ScoredTest:
+class ReportScores:
     """The test split's log-probabilities by predictor, and what is needed to turn them into figures.
 
     `document` numbers the document of each token; `speeds` are tokens per second.
@@ -238,7 +260,8 @@ class ScoredTest:
         base = perplexity(-float(self.scores["base"].mean()))
         rows = {}
         for name, scores in self.scores.items():
-            total, gain = -float(scores.sum()), scores - self.scores["base"]
+            total = -float(scores.sum())
+            gain = scores - self.scores["base"]
             ppl = perplexity(total / len(scores))
             low, high = bootstrap_interval(scores, self.document, samples, seed)
             paired = change_interval(gain, self.document, samples, seed) if name != "base" else (0.0, 0.0)
@@ -292,23 +315,11 @@ def _mean_perplexity(scores: Floats) -> float:
 
 
 def read_report(artifact: Artifact) -> Report:
-    """The report of a finished run; one of version 2 is completed from the log-probabilities beside it."""
+    """The report of a finished run."""
     try:
-        values = json.loads(artifact.text("report.json"))
-        return Report.model_validate(_from_version_2(values, artifact) if values.get("version") == 2 else values)
-    except (ValueError, KeyError, AttributeError, ValidationError) as error:
+        return Report.model_validate_json(artifact.text("report.json"))
+    except ValueError as error:
         run = artifact.path.parent
         raise ArtifactError(
             f"{artifact.path} holds no report of this version; rebuild it: gnnlm run {run} --rebuild"
         ) from error
-
-
-def _from_version_2(values: dict[str, Any], artifact: Artifact) -> dict[str, Any]:
-    """Version 2 had no interval of the change, no early and late figures, and only the number of test documents."""
-    sizes = [document["tokens"] for document in values["documents"]]
-    scores = {name: np.asarray(artifact.array(f"{name}.log_probs.npy"), dtype=np.float64) for name in values["rows"]}
-    speeds = {name: row["tokens_per_second"] for name, row in values["rows"].items()}
-    test = ScoredTest(scores, np.repeat(np.arange(len(sizes)), sizes), [""] * len(sizes), 1, 1, speeds)
-    new = test.rows(artifact.inputs["eval.bootstrap"], artifact.inputs["seed"])
-    rows = {name: {**new[name].model_dump(), **row} for name, row in values["rows"].items()}
-    return {**values, "version": 3, "rows": rows, "split_documents": {"test": values["test_documents"]}}

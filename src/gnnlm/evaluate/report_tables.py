@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
-from rich.table import Table
-
-from gnnlm.evaluate.report import EARLY, FEW_DOCUMENTS, PassageComparison, Report
+from gnnlm.evaluate.change import short
+from gnnlm.evaluate.report import EARLY, FEW_DOCUMENTS, PassageComparison, PassageRow, Report, Row
+from gnnlm.evaluate.table import Cell, Table, number, percent, perplexity, text
 from gnnlm.predict.predictor import LABELS
 
 PASSAGE_LABELS = {
@@ -15,114 +15,72 @@ PASSAGE_LABELS = {
     **{f"passages_{name}": f"passages {label}" for name, label in LABELS.items()},
     "passages": "passages",
 }
-COLUMNS = ("model", "ppl", "95%", "change, 95%", "ppl/word", "bits/byte", "helped", "hurt", "tok/s")
 
 
-def cells(report: Report) -> list[tuple[str, ...]]:
-    """The table's text, row by row."""
-    lines: list[tuple[str, ...]] = []
-    for name in report.predictors:
-        r = report.rows[name]
-        low, high = r.ppl_95
-        first = name == "base"
-        lines.append(
-            (
-                LABELS[name],
-                short(r.ppl),
-                f"{short(low)}-{short(high)}",
-                "" if first else change_words(r.change, r.change_low, r.change_high),
-                short(r.ppl_word),
-                "inf" if r.bits_per_byte is None else f"{r.bits_per_byte:.3f}",
-                "" if first else f"{100 * r.helped:.0f}%",
-                "" if first else f"{100 * r.hurt:.0f}%",
-                f"{r.tokens_per_second:,.0f}",
-            )
-        )
-    return lines
+def report_table(report: Report) -> Table:
+    """The rows of the report; base has no change."""
+
+    def of_change(value: Callable[[Row], Cell]) -> Callable[[tuple[str, Row]], Cell]:
+        return lambda line: "" if line[0] == "base" else value(line[1])
+
+    return Table.of(
+        "rows",
+        "The rows of the report",
+        [(name, report.rows[name]) for name in report.predictors],
+        text("model", lambda line: LABELS[line[0]]),
+        perplexity("ppl", lambda line: _or_inf(line[1].ppl)),
+        text("95%", lambda line: _range(line[1].ppl_95)),
+        text("change, 95%", of_change(lambda row: row.change_words)),
+        perplexity("ppl/word", lambda line: _or_inf(line[1].ppl_word)),
+        number("bits/byte", lambda line: _or_inf(line[1].bits_per_byte), 3),
+        percent("helped", of_change(lambda row: row.helped), 0),
+        percent("hurt", of_change(lambda row: row.hurt), 0),
+        number("tok/s", lambda line: line[1].tokens_per_second, 0),
+    )
 
 
-def change_words(change: float | None, low: float | None, high: float | None) -> str:
-    """
-    >>> change_words(-0.1, -0.125, -0.08), change_words(0.1, None, None), change_words(None, None, None)
-    ('-10.0% (-12.5 to -8.0)', '+10.0%', 'inf')
-    """
-    if change is None:
-        return "inf"
-    interval = "" if low is None or high is None else f" ({_percent(low)} to {_percent(high)})"
-    return f"{_percent(change)}%{interval}"
+def passage_table(found: PassageComparison) -> Table:
+    """The rows of the comparison with passages."""
+
+    def later(line: tuple[str, PassageRow]) -> Cell:
+        return _or_inf(line[1].ppl_later) if found.later_tokens else "-"
+
+    def later_change(line: tuple[str, PassageRow]) -> Cell:
+        name, row = line
+        if not found.later_tokens:
+            return "-"
+        if name == "base":
+            return ""
+        return "inf" if row.change_later is None or row.ppl_later is None else row.change_later
+
+    return Table.of(
+        "passages",
+        passage_headline(found),
+        found.rows.items(),
+        text("model", lambda line: PASSAGE_LABELS[line[0]]),
+        perplexity("ppl", lambda line: _or_inf(line[1].ppl)),
+        text("95%", lambda line: _range(line[1].ppl_95)),
+        text("change, 95%", lambda line: "" if line[0] == "base" else line[1].change_words),
+        perplexity(f"ppl after {found.later}", later),
+        percent("change", later_change, 1, sign=True),
+        number("tok/s", lambda line: line[1].tokens_per_second, 1),
+    )
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f}" if share < 100 else f"{100 * share:+.3g}"
+def _or_inf(value: float | None) -> Cell:
+    return "inf" if value is None else value
 
 
-def short(value: float | None) -> str:
-    """
-    >>> short(8.174), short(102.34), short(1149776.2)
-    ('8.17', '102.3', '1.15e+06')
-    """
-    if value is None:
-        return "inf"
-    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1e4 else f"{value:.3g}"
-
-
-def passage_cells(found: PassageComparison) -> list[tuple[str, ...]]:
-    """The text of the comparison with passages, row by row."""
-
-    def change(value: float | None, ppl: float | None) -> str:
-        return "inf" if value is None or ppl is None else f"{100 * value:+.1f}%"
-
-    lines: list[tuple[str, ...]] = []
-    for name, r in found.rows.items():
-        first, (low, high) = name == "base", r.ppl_95
-        later = ("-", "-")
-        if found.later_tokens:
-            later = (short(r.ppl_later), "" if first else change(r.change_later, r.ppl_later))
-        lines.append(
-            (
-                PASSAGE_LABELS[name],
-                short(r.ppl),
-                f"{short(low)}-{short(high)}",
-                "" if first else change_words(r.change, r.change_low, r.change_high),
-                *later,
-                f"{r.tokens_per_second:,.1f}",
-            )
-        )
-    return lines
-
-
-def passage_columns(found: PassageComparison) -> tuple[str, ...]:
-    return ("model", "ppl", "95%", "change, 95%", f"ppl after {found.later}", "change", "tok/s")
-
-
-def rich_table(report: Report) -> Table:
-    return _rich(headline(report), COLUMNS, cells(report))
-
-
-def rich_passages(found: PassageComparison) -> Table:
-    return _rich(passage_headline(found), passage_columns(found), passage_cells(found))
-
-
-def _rich(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
-    for line in lines:
-        table.add_row(*line)
-    return table
+def _range(ends: tuple[float | None, float | None]) -> str:
+    return f"{short(ends[0])}-{short(ends[1])}"
 
 
 def markdown(report: Report) -> str:
-    lines = [f"# {headline(report)}", "", *_markdown_table(COLUMNS, cells(report)), "", *notes(report), ""]
+    lines = [f"# {headline(report)}", "", *report_table(report).markdown(), "", *notes(report), ""]
     if (found := report.passages) is not None:
-        table = _markdown_table(passage_columns(found), passage_cells(found))
-        lines += [f"## {passage_headline(found)}", "", *table, "", *passage_notes(found), ""]
+        lines += [f"## {passage_headline(found)}", "", *passage_table(found).markdown(), ""]
+        lines += [*passage_notes(found), ""]
     return "\n".join(lines)
-
-
-def _markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    head = ["| " + " | ".join(columns) + " |", "|---" + "|--:" * (len(columns) - 1) + "|"]
-    return head + ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def headline(report: Report) -> str:
@@ -226,7 +184,7 @@ def _beginnings(report: Report) -> list[str]:
     """How much of the gain is made at the beginning of documents, where the base model has read little."""
     last = report.predictors[-1]
     early_gain, late_gain = report.rows[last].early_gain, report.rows[last].late_gain
-    early = sum(min(document.tokens, EARLY) for document in report.documents)
+    early = report.early_tokens
     if early == report.test_tokens or early_gain is None or late_gain is None or early_gain + late_gain <= 0:
         return []
     both = ((LABELS[name], report.rows[name]) for name in report.predictors)

@@ -1,4 +1,4 @@
-"""The tune stage: chooses k, T and lambda on valid from stored neighbours, for base and for GNN.
+"""Choose k, T and lambda on valid from stored neighbours, for base and for GNN.
 
 Shapes: N positions, K neighbours; tables are [bucket, T, k, lambda].
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from torch import Tensor
 from gnnlm.config import TuneConfig
 from gnnlm.config.evaluation_config import COSINE_TEMPERATURES, L2_TEMPERATURES
 from gnnlm.datastore.store import Store
-from gnnlm.evaluate.mix_weight import TINY, Choice, choose_weights, sample_text
+from gnnlm.evaluate.mix_weight import TINY, FittedVariants, choose_weights, neighbour_tokens, sample_text
 from gnnlm.gnn.gnn_options import similarity_unit
 from gnnlm.predict.knn import Mix, bucket_of
 from gnnlm.predict.predictor import MIXED, STATE_OF
@@ -60,7 +59,7 @@ def mix_losses(lm_N: Tensor, knn_kN: Tensor, lambdas: Sequence[float]) -> Tensor
 
 @dataclass(frozen=True)
 class Grid:
-    """The values that are tried."""
+    """The values to try."""
 
     ks: Sequence[int]
     temperatures: Sequence[float]
@@ -68,21 +67,48 @@ class Grid:
     buckets: int = 1
 
 
+@dataclass(frozen=True)
+class LossTable:
+    """The mean loss of every combination, with one weight for all positions: [T][k][lambda] for each state."""
+
+    ks: list[int]
+    temperatures: list[float]
+    lambdas: list[float]
+    losses: dict[str, list[list[list[float]]]]
+
+    def best(self, state: str) -> Mix:
+        """The mix with the lowest loss."""
+        losses = np.array(self.losses[state])
+        t, k, weight = (int(i) for i in np.unravel_index(int(losses.argmin()), losses.shape))
+        return Mix(self.ks[k], float(self.temperatures[t]), float(self.lambdas[weight]))
+
+    def ascending(self) -> LossTable:
+        """Sort T and lambda, as k is.
+
+        >>> LossTable([8], [2.0, 1.0], [0.0], {"base": [[[0.2]], [[0.1]]]}).ascending()
+        LossTable(ks=[8], temperatures=[1.0, 2.0], lambdas=[0.0], losses={'base': [[[0.1]], [[0.2]]]})
+        """
+        t, weight = np.argsort(self.temperatures), np.argsort(self.lambdas)
+        losses = {name: np.array(values)[t][:, :, weight].tolist() for name, values in self.losses.items()}
+        return LossTable(self.ks, sorted(self.temperatures), sorted(self.lambdas), losses)
+
+
 def grid_of(config: TuneConfig, buckets: int, metric: str, similarity: npt.NDArray[np.float32]) -> Grid:
-    """The values that the config names; temperatures that suit the metric where it names none."""
+    """The values of the config; temperatures that suit the metric where the config names none."""
     temperatures = config.temperatures or default_temperatures(metric, similarity)
     return Grid(config.ks, temperatures, config.lambdas, buckets)
 
 
 def tune_mixes(
     text: SearchedText, store: Store, scores: dict[str, npt.NDArray[np.float64]], grid: Grid, chunk: int = 4096
-) -> tuple[dict[str, Mix], dict[str, Any]]:
+) -> tuple[dict[str, Mix], LossTable]:
     """The best (k, T, lambda) for base and for GNN, and the loss of every combination.
 
     With several buckets of positions, by the similarity of the nearest neighbour, each bucket has its own lambda. A
     small valid split gets fewer buckets.
     """
-    temperatures, lambdas = grid.temperatures, grid.lambdas
+    temperatures = grid.temperatures
+    lambdas = grid.lambdas
     ks = sorted({min(k, text.table.k) for k in grid.ks})
     lines = text.text.token_positions()
     nearest_N = text.table.at(lines, 1).similarity[:, 0]
@@ -94,8 +120,9 @@ def tune_mixes(
         for start in range(0, len(lines), chunk):
             part = lines[start : start + chunk]
             found = text.table.at(part)
-            tokens_NK = store.tokens(found.positions.clamp(min=0)).masked_fill_(found.positions < 0, -1)
-            similarity_NK, targets_N = found.similarity, text.text.tokens(part)
+            tokens_NK = neighbour_tokens(store, found)
+            similarity_NK = found.similarity
+            targets_N = text.text.tokens(part)
             members = [torch.nonzero(bucket_N[start : start + chunk] == b)[:, 0] for b in range(shape[0])]
             for number, temperature in enumerate(temperatures):
                 knn_kN = knn_probs(tokens_NK, similarity_NK, targets_N, ks, temperature)
@@ -111,58 +138,51 @@ def tune_mixes(
         each = [float(lambdas[i]) for i in table[:, t, k].argmin(-1).tolist()]
         chosen[name] = Mix(ks[k], float(temperatures[t]), one, edges, each if edges else ())
         tables[name] = (table.sum(0) / len(lines)).tolist()
-    return chosen, {"ks": ks, "temperatures": list(temperatures), "lambdas": list(lambdas), "losses": tables}
-
-
-def best_with_one_weight(table: dict[str, Any], name: str) -> Mix:
-    """The mix with the lowest loss among those with one weight, from the losses of every combination."""
-    losses = np.array(table["losses"][name])
-    t, k, weight = (int(i) for i in np.unravel_index(int(losses.argmin()), losses.shape))
-    return Mix(table["ks"][k], float(table["temperatures"][t]), float(table["lambdas"][weight]))
+    return chosen, LossTable(ks, list(temperatures), list(lambdas), tables)
 
 
 def choose_mixes(
-    text: SearchedText, store: Store, scored: SplitScores, tuned: tuple[dict[str, Mix], dict[str, Any]]
-) -> dict[str, Choice]:
-    """For base and for GNN: one weight, buckets and a gate, each fitted on valid, and which of them is best there.
+    text: SearchedText, store: Store, scored: SplitScores, tuned: tuple[dict[str, Mix], LossTable]
+) -> dict[str, FittedVariants]:
+    """Fit one weight, buckets and a gate on valid, for base and for GNN, given the result of `tune_mixes`.
 
-    One weight has its own k and T; the gate shares those of the buckets. `tuned` is what `tune_mixes` found.
+    One weight has its own k and T; the gate shares those of the buckets.
     """
     mixes, table = tuned
     lines = text.text.token_positions()
     document_N = text.text.document_of(lines)
     chosen = {}
     for name, mix in mixes.items():
-        scores, one = scored.log_probs[name], best_with_one_weight(table, name)
+        scores, one = scored.log_probs[name], table.best(name)
         sample = sample_text(text, store, scores, mix, scored.sure[name])
         samples = {"one weight": (one, sample_text(text, store, scores, one))}
         if mix.weights:
             samples["buckets"] = (mix, sample)
         samples["gate"] = (mix, sample)
-        chosen[name] = choose_weights(samples, document_N, table["lambdas"])
+        chosen[name] = choose_weights(samples, document_N, table.lambdas)
     return chosen
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """What was chosen on valid: the mix of base and of GNN, the losses of the grid, and what they were chosen from."""
+class TuningResult:
+    """The mixes chosen on valid for base and for GNN, the losses of the grid, and the variants that competed."""
 
     mixes: dict[str, Mix]
-    table: dict[str, Any]
-    choices: dict[str, Choice]  # empty where no gate was tried
+    table: LossTable
+    variants: dict[str, FittedVariants]  # empty where no gate was tried
 
 
-def tune(text: SearchedText, store: Store, scored: SplitScores, grid: Grid, gate: bool) -> Tuned:
+def tune(text: SearchedText, store: Store, scored: SplitScores, grid: Grid, gate: bool) -> TuningResult:
     """Choose the mixes for a scored text; with `gate`, gates compete with the other weights."""
     mixes, table = tune_mixes(text, store, scored.log_probs, grid)
     if not gate:
-        return Tuned(mixes, table, {})
-    choices = choose_mixes(text, store, scored, (mixes, table))
-    return Tuned({name: choice.mixes[choice.best] for name, choice in choices.items()}, table, choices)
+        return TuningResult(mixes, table, {})
+    variants = choose_mixes(text, store, scored, (mixes, table))
+    return TuningResult({name: fitted.mixes[fitted.best] for name, fitted in variants.items()}, table, variants)
 
 
 def losses_of(text: SearchedText, store: Store, scored: SplitScores, mixes: Mapping[str, Mix]) -> dict[str, float]:
-    """The mean loss of a scored text under every predictor: those without kNN, and those with the given mixes."""
+    """The mean loss of a scored text under every predictor, mixed with kNN as `mixes` say."""
     found = {name: -float(np.mean(values)) for name, values in scored.log_probs.items()}
     for name in MIXED:
         if (state := STATE_OF[name]) in scored.log_probs:

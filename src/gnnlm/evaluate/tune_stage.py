@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,16 +47,16 @@ class TuneStage(Stage):
         scored = score_surely(predictor, valid, block, "score valid", wanted, asked, draft=draft, spread=spread)
         grid = grid_of(config.tune, config.buckets, config.index.metric, valid.table.similarity)
         tuned = tune(valid, snapshot.store, scored, grid, config.gate)
-        write_json(draft.file("tuning.json"), tuned.table)
-        for name, choice in tuned.choices.items():
+        write_json(draft.file("tuning.json"), asdict(tuned.table))
+        for name, choice in tuned.variants.items():
             ppls = ", ".join(f"{variant} {perplexity(loss):.3f}" for variant, loss in choice.losses.items())
             say(f"tune: cross-validated perplexity of {name} with {ppls}; {choice.best} is used")
         facts: dict[str, Any] = {
             "mix": {name: mix.as_dict() for name, mix in tuned.mixes.items()},
             "valid_loss": losses_of(valid, snapshot.store, scored, tuned.mixes),
         }
-        if tuned.choices:
-            facts["variants"] = {name: choice.as_dict() for name, choice in tuned.choices.items()}
+        if tuned.variants:
+            facts["variants"] = {name: choice.as_dict() for name, choice in tuned.variants.items()}
         return draft.finish(facts)
 
     def work(self, snapshot: Snapshot, inputs: Mapping[str, Any], kind: str) -> Work:

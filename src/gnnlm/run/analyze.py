@@ -7,9 +7,7 @@ changed, and resumed where it was interrupted.
 from __future__ import annotations
 
 import difflib
-import json
 import shlex
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,21 +19,21 @@ from gnnlm.artifact import Artifact, Draft, State, disk, plain, read_manifest, s
 from gnnlm.artifact.ownership import settle
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError, GnnlmError
-from gnnlm.evaluate.analysis.analysis_page import Absent, page_of
-from gnnlm.evaluate.analysis.analysis_parts import PARTS, PREPARATIONS, Measurement, Part, Preparation, Training
-from gnnlm.evaluate.analysis.components import BASELINE, Variant, asked_variants
-from gnnlm.evaluate.analysis.figure import png_of, svg_of
+from gnnlm.evaluate.analysis.analysis_page import MissingPart, page_of
+from gnnlm.evaluate.analysis.analysis_parts import PARTS, PREPARATIONS
 from gnnlm.evaluate.analysis.markdown import markdown_of
-from gnnlm.evaluate.analysis.section import Section
+from gnnlm.evaluate.analysis.part import AnalysisPart, Measurement, Preparation
+from gnnlm.evaluate.analysis.section import PartResult
 from gnnlm.evaluate.analysis.subject import Subject
+from gnnlm.evaluate.analysis.variants import BASELINE, ForkTraining, Variant, select_variants
 from gnnlm.progress import say, warn
-from gnnlm.run.forks import Forks, candidate_of
+from gnnlm.run.forks import Forks, alternative_of
 from gnnlm.run.lock import is_locked
 from gnnlm.run.run import Run
 
 FOLDER, FORKS = "analysis", "forks"
 PAGE, MARKDOWN, RESULTS = "index.html", "analysis.md", "analysis.json"
-Work = Part | Preparation
+Work = AnalysisPart[Any] | Preparation
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnalysisOptions:
     """What is asked for beyond the parts: to train forks, with so many steps, for some components; runs beside it."""
 
     train: bool = False
@@ -61,7 +59,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Step:
+class AnalysisStep:
     """A part or a preparation that is asked for: its state, why it cannot be made if so, and its time if not done."""
 
     name: str
@@ -82,8 +80,8 @@ class Step:
 class Analysis:
     """The analysis of one run."""
 
-    def __init__(self, run: Run, asked: Asked | None = None) -> None:
-        self.run, self.root, self.asked = run, run.root / FOLDER, asked or Asked()
+    def __init__(self, run: Run, asked: AnalysisOptions | None = None) -> None:
+        self.run, self.root, self.asked = run, run.root / FOLDER, asked or AnalysisOptions()
         if is_locked(run.root):
             raise ArtifactError(f"another gnnlm process is building in {run.root}; analyse it when that has finished")
         if self.root.exists() and not self.root.is_dir():
@@ -95,7 +93,7 @@ class Analysis:
 
     # -- plan ----------------------------------------------------------------------------------------------
 
-    def plan(self, names: Sequence[str]) -> list[Step]:
+    def plan(self, names: Sequence[str]) -> list[AnalysisStep]:
         """The steps for some parts (or preparations), in order, with what they read before them."""
         wanted: dict[str, Work] = {}
         for name in names:
@@ -113,21 +111,23 @@ class Analysis:
                 self._add(before, wanted)
         wanted.setdefault(name, work)
 
-    def _step(self, name: str, work: Work) -> Step:
+    def _step(self, name: str, work: Work) -> AnalysisStep:
         missing = self._missing(work)
         if missing is not None:
-            return Step(name, work, "missing", missing)
+            return AnalysisStep(name, work, "missing", missing)
         state = state_of(self.root / name, self._inputs(work))
         if state == "done":
-            return Step(name, work, state)
+            return AnalysisStep(name, work, state)
         forks: tuple[tuple[str, float], ...] = ()
-        if isinstance(work, Part) and work.trains:
+        if isinstance(work, AnalysisPart) and work.trains:
             forks = tuple((fork.name, self._forks.seconds(fork)) for fork in self._forks.untrained(self._variants))
-        return Step(name, work, state, None, work.seconds(self.subject) + sum(seconds for _, seconds in forks), forks)
+        return AnalysisStep(
+            name, work, state, None, work.seconds(self.subject) + sum(seconds for _, seconds in forks), forks
+        )
 
     def _missing(self, work: Work) -> Missing | None:
         """Why a step cannot be made with this run; None if it can."""
-        if isinstance(work, Part) and work.gnn and "train" not in self.run.stages:
+        if isinstance(work, AnalysisPart) and work.gnn and "train" not in self.run.stages:
             return Missing("needs a graph network, and this run has none (gnn.layers: 0)")
         without = [stage for stage in work.stages if stage in self.run.stages and stage not in self.subject.stages]
         if without:
@@ -136,7 +136,7 @@ class Analysis:
             again = " --rebuild" if {"stale", "damaged"} & set(states.values()) else ""
             several = "the stages" if len(without) > 1 else "the stage"
             return Missing(f"needs {several} {words}", f"gnnlm run {self._path}{again}")
-        if isinstance(work, Part) and work.trains and not self._variants:
+        if isinstance(work, AnalysisPart) and work.trains and not self._variants:
             command = f"gnnlm analyze {self._path} --part {work.name} --train"
             return Missing("trains forks of the run, which is done only when asked for (--train)", command)
         return next((found for before in _before(work) if (found := self._missing(_work(before)))), None)
@@ -147,15 +147,15 @@ class Analysis:
         return shlex.quote(str(self.run.root))
 
     def _inputs(self, work: Work) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"version": work.version if isinstance(work, Part) else 1}
+        inputs: dict[str, Any] = {"version": work.version}
         for stage in work.stages:
             if stage in self.run.stages:
                 inputs[f"artifact {stage}"] = self.run.artifact(stage).fingerprint
         for before in _before(work):
             inputs[f"inputs of {before}"] = self._inputs(_work(before))
-        if isinstance(work, Part) and work.trains:
+        if isinstance(work, AnalysisPart) and work.trains:
             inputs |= {"steps": self._forks.steps, "forks": [variant.name for variant in self._variants]}
-        if isinstance(work, Part) and work.compares:
+        if isinstance(work, AnalysisPart) and work.compares:
             inputs["others"] = {path: run.artifact("eval").fingerprint for path, run in self._others.items()}
         return dict(plain(inputs))
 
@@ -179,7 +179,7 @@ class Analysis:
     def _variants(self) -> list[Variant]:
         """The changes that the part components shows: those asked for, and those that are trained already."""
         forks, recorded = self._forks, self._recorded("components")
-        asked = asked_variants(forks.variants, self.asked.components) if self.asked.train else []
+        asked = select_variants(forks.variants, self.asked.components) if self.asked.train else []
         as_it_was = {"version": PARTS["components"].version, "artifact eval": self.run.artifact("eval").fingerprint}
         current = as_it_was.items() <= recorded.items() and state_of(self.root / "components", recorded) == "done"
         if not asked and current:  # shown even where its forks were removed
@@ -207,15 +207,15 @@ class Analysis:
                 found[path] = other
         return found
 
-    def _measurement(self, part: Part, draft: Draft) -> Measurement:
-        training = Training(self._variants, self._forks.steps, self._forks.train) if part.trains else None
+    def _measurement(self, part: AnalysisPart[Any], draft: Draft) -> Measurement:
+        forks = ForkTraining(self._variants, self._forks.steps, self._forks.train) if part.trains else None
         runs = {self.subject.name: self.run, **self._others} if part.compares else {}
-        candidates = [candidate_of(run, name) for name, run in runs.items()]
-        return Measurement(self.subject, draft, self._made, training, candidates)
+        alternatives = [alternative_of(run, name) for name, run in runs.items()]
+        return Measurement(self.subject, draft, self._made, forks, alternatives)
 
     # -- build ---------------------------------------------------------------------------------------------
 
-    def build(self, steps: Sequence[Step], rebuild: bool = False) -> dict[str, dict[str, Any]]:
+    def build(self, steps: Sequence[AnalysisStep], rebuild: bool = False) -> dict[str, dict[str, Any]]:
         """Make the steps that can be made and are not done, then the page; the results by part.
 
         A part that fails does not keep the others from being made; its error is raised at the end.
@@ -241,49 +241,38 @@ class Analysis:
         if not rebuild and state_of(path, inputs) == "done":
             say(f"{name}: already done")
             return Artifact.open(path)
-        began = time.monotonic()
         with Draft(path, f"analysis {name}", inputs, rebuild=True) as draft:
             if draft.resumed:
                 say(f"{name}: resuming where it was interrupted")
             if isinstance(work, Preparation):
                 return work.build(draft, self.subject)
-            result = work.measure(self._measurement(work, draft))
-            write_json(draft.file("result.json"), result)
-            section = work.show(result)
-            for table in section.tables:
-                draft.write_text(f"{table.name}.csv", table.csv())
-            for figure in section.figures:
-                draft.write_text(f"{figure.name}.svg", svg_of(figure.figure))
-                draft.write_bytes(f"{figure.name}.png", png_of(figure.figure))
-            made = draft.finish({"seconds": time.monotonic() - began})
-        say(f"{name}: {section.summary[0] if section.summary else 'done'}")
-        return made
+            return work.build(self._measurement(work, draft))
 
     def _write_page(self) -> dict[str, dict[str, Any]]:
         """The page of all parts that are done and current, whichever were asked for; returns their results."""
         results = {name: result for name, part in PARTS.items() if (result := self._result(name, part)) is not None}
-        sections: list[Section] = [PARTS[name].show(result) for name, result in results.items()]
+        sections = [PARTS[name].section(result) for name, result in results.items()]
         absent = [self._absent(name, part) for name, part in PARTS.items() if name not in results]
         report = self.subject.report if "eval" in self.subject.stages else None
         disk.make_directories(self.root)
         write_whole(self.page, page_of(self.subject.name, report, sections, absent))
         write_whole(self.root / MARKDOWN, markdown_of(self.subject.name, report, sections, absent))
-        write_json(self.root / RESULTS, results)
-        return results
+        values = {name: result.as_json() for name, result in results.items()}
+        write_json(self.root / RESULTS, values)
+        return values
 
-    def _absent(self, name: str, part: Part) -> Absent:
+    def _absent(self, name: str, part: AnalysisPart[Any]) -> MissingPart:
         """Why a part is not on the page, and the command that makes it."""
         missing = self._missing(part)
         if missing is not None:
-            return Absent(name, part.title, missing.why, missing.command)
+            return MissingPart(name, part.title, missing.why, missing.command)
         why = next((str(self._failed[step]) for step in (name, *part.after) if step in self._failed), "not made yet")
-        return Absent(name, part.title, why, f"gnnlm analyze {self._path} --part {name}")
+        return MissingPart(name, part.title, why, f"gnnlm analyze {self._path} --part {name}")
 
-    def _result(self, name: str, part: Part) -> dict[str, Any] | None:
+    def _result(self, name: str, part: AnalysisPart[Any]) -> PartResult | None:
         if self._missing(part) is not None or state_of(self.root / name, self._inputs(part)) != "done":
             return None
-        made = self._made.get(name) or Artifact.open(self.root / name)
-        result: dict[str, Any] = json.loads(made.text("result.json"))
+        result: PartResult = part.read(self._made.get(name) or Artifact.open(self.root / name))
         return result
 
     @property
@@ -296,7 +285,7 @@ def _work(name: str) -> Work:
 
 
 def _before(work: Work) -> tuple[str, ...]:
-    return work.after if isinstance(work, Part) else ()
+    return work.after if isinstance(work, AnalysisPart) else ()
 
 
 def _opens(run: Run, name: str) -> bool:
@@ -307,7 +296,7 @@ def _opens(run: Run, name: str) -> bool:
     return True
 
 
-def asked_parts(named: Sequence[str] | None, asked: Asked) -> list[str]:
+def asked_parts(named: Sequence[str] | None, asked: AnalysisOptions) -> list[str]:
     """The parts to make: those named, or all."""
     for name in named or ():
         if name in PARTS and PARTS[name].trains and not asked.train:

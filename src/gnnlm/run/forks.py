@@ -19,9 +19,8 @@ from gnnlm.artifact import disk, plain, write_json
 from gnnlm.config import Config, changed, load_config
 from gnnlm.config.network_config import TrainConfig
 from gnnlm.errors import ArtifactError, ConfigError
-from gnnlm.evaluate.analysis.alternatives import Candidate
-from gnnlm.evaluate.analysis.components import BASELINE, Trained, Variant, variants_of
-from gnnlm.evaluate.compare import Finished
+from gnnlm.evaluate.analysis.variants import BASELINE, ForkResult, Variant, variants_of
+from gnnlm.evaluate.compare import AlternativeRun, ComparableRun
 from gnnlm.evaluate.report import read_report
 from gnnlm.plan.needs import PlanFacts, plan
 from gnnlm.plan.rates import Rates, measured_rates, rates_of_fork
@@ -96,7 +95,7 @@ class Forks:
 
     # -- train ---------------------------------------------------------------------------------------------
 
-    def train(self, variant: Variant) -> Trained:
+    def train(self, variant: Variant) -> ForkResult:
         """Build the fork of a change, or find it built."""
         fork = self.fork(variant)
         fork.build_all()
@@ -146,7 +145,7 @@ class Forks:
         say(f"{variant.name}: forked; {', '.join(kept)} are the run's")
 
 
-def candidate_of(run: Run, name: str) -> Candidate:
+def alternative_of(run: Run, name: str) -> AlternativeRun:
     """A finished run as one of the alternatives."""
     finished, scored = finished_of(run, name), run.artifact("eval")
     compared = finished.report.passages
@@ -158,21 +157,21 @@ def candidate_of(run: Run, name: str) -> Candidate:
     seconds = {"encode": train + took["valid"]}
     seconds |= {f"search {split}": search[split] for split in ("train", "valid")}
     seconds |= {stage: run.artifact(stage).facts["seconds"] for stage in ("lm", "train") if stage in run.stages}
-    return Candidate(finished, passages, seconds)
+    return AlternativeRun(finished, passages, seconds)
 
 
-def trained(fork: Run, name: str) -> Trained:
+def trained(fork: Run, name: str) -> ForkResult:
     """A finished fork's figures."""
     training = fork.artifact("train")
     facts = training.facts
-    return Trained(finished_of(fork, name), int(facts["parameters"]), float(facts["seconds"]))
+    return ForkResult(finished_of(fork, name), int(facts["parameters"]), float(facts["seconds"]))
 
 
-def finished_of(run: Run, name: str) -> Finished:
+def finished_of(run: Run, name: str) -> ComparableRun:
     """A finished run as it is compared with others."""
     lm = run.artifact("lm") if "lm" in run.stages else None
     scored = run.artifact("eval")
-    return Finished.of(name, read_report(scored), scored, run.artifact("corpus"), lm)
+    return ComparableRun.of(name, read_report(scored), scored, run.artifact("corpus"), lm)
 
 
 def budget_of(train: TrainConfig, steps: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.config import load_config
-from gnnlm.evaluate.analysis.score_cache import ScoredSplit
+from gnnlm.evaluate.analysis.score_cache import CachedScores
 from gnnlm.run import Run
 from gnnlm.run.analyze import Analysis
 
@@ -27,6 +27,6 @@ def results_of(run: Run, *parts: str) -> dict[str, Any]:
     return analysis.build(analysis.plan(parts))
 
 
-def scored_of(run: Run) -> ScoredSplit:
+def scored_of(run: Run) -> CachedScores:
     """The pass over test that is kept; some part that reads it must have been made."""
-    return ScoredSplit(analysis_of(run.root)._made["scored-test"])
+    return CachedScores(analysis_of(run.root)._made["scored-test"])

@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError
-from gnnlm.evaluate.analysis.alternatives import Candidate, frontier, measure, show
-from gnnlm.evaluate.compare import Document, Finished, shared_places
+from gnnlm.evaluate.analysis.alternatives import AlternativesResult, frontier, measure, show
+from gnnlm.evaluate.compare import AlternativeRun, ComparableRun, DocumentId, shared_places
 from gnnlm.evaluate.report import LmFacts, PassageComparison, PassageRow
 from gnnlm.run import Run
-from gnnlm.run.analyze import Analysis, Asked
+from gnnlm.run.analyze import Analysis, AnalysisOptions
 from tests.evaluate.reports import MIX, make_report
 
-ONE: list[Document] = [("a", 2), ("b", 3), ("c", 1)]
-TWO: list[Document] = [("c", 1), ("d", 4), ("a", 2)]
+ONE: list[DocumentId] = [("a", 2), ("b", 3), ("c", 1)]
+TWO: list[DocumentId] = [("c", 1), ("d", 4), ("a", 2)]
 SECONDS = {"encode": 60.0, "search train": 30.0, "search valid": 6.0, "train": 600.0}
 
 
-def run_of(name: str, documents: list[Document], kind: str = "frozen", **rows: list[float]) -> Finished:
+def run_of(name: str, documents: list[DocumentId], kind: str = "frozen", **rows: list[float]) -> ComparableRun:
     report = make_report({row: {"tokens_per_second": 100.0 / (1 + place)} for place, row in enumerate(rows)})
     report = report.model_copy(update={"lm": LmFacts(kind=kind)})
-    return Finished(name, report, {row: np.array(scores) for row, scores in rows.items()}, documents, "lm")
+    return ComparableRun(name, report, {row: np.array(scores) for row, scores in rows.items()}, documents, "lm")
 
 
 def test_the_tokens_that_all_share() -> None:
@@ -42,21 +42,21 @@ def test_the_tokens_that_all_share() -> None:
 def test_perplexities_are_of_the_shared_tokens_and_costs_as_recorded() -> None:
     frozen = run_of("1", ONE, base=[-1, -2, -9, -9, -9, -3], gnn_knn=[-0.5, -1.5, -9, -9, -9, -2.5])
     tuned = run_of("2", TWO, "full", base=[-1, -9, -9, -9, -9, -1, -1], knn=[-0.9, -9, -9, -9, -9, -0.9, -0.9])
-    candidates = [Candidate(frozen, {}, SECONDS), Candidate(tuned, {}, {"lm": 1200.0, **SECONDS})]
+    candidates = [AlternativeRun(frozen, {}, SECONDS), AlternativeRun(tuned, {}, {"lm": 1200.0, **SECONDS})]
     found = measure(candidates, 100, 0)
-    assert (found["tokens"], found["documents"], found["runs"]) == (3, 2, 2)
-    base, book, full, _ = found["rows"]
-    assert base["ppl"] == pytest.approx(np.exp(2))
-    assert base["change"] == 0
-    assert book["ppl"] == pytest.approx(np.exp(1.5))
-    assert book["change"] == pytest.approx(np.exp(-0.5) - 1)
-    assert book["change_low"] == pytest.approx(book["change_high"]), "each document gains the same"
-    assert full["ppl"] == pytest.approx(np.exp(1))
-    assert [row["preparation_minutes"] for row in found["rows"]] == pytest.approx([0, 11.6, 20, 21.1])
-    assert [row["seconds_per_token"] for row in found["rows"]] == pytest.approx([0.01, 0.02, 0.01, 0.02])
-    assert [row["best_by_seconds_per_token"] for row in found["rows"]] == [False, False, True, True]
-    assert [row["best_by_preparation_minutes"] for row in found["rows"]] == [True, True, True, True]
-    section = show(json.loads(json.dumps(found)))
+    assert (found.tokens, found.documents, found.runs) == (3, 2, 2)
+    base, book, full, _ = found.rows
+    assert base.ppl == pytest.approx(np.exp(2))
+    assert base.change == 0
+    assert book.ppl == pytest.approx(np.exp(1.5))
+    assert book.change == pytest.approx(np.exp(-0.5) - 1)
+    assert book.change_low == pytest.approx(book.change_high), "each document gains the same"
+    assert full.ppl == pytest.approx(np.exp(1))
+    assert [row.preparation_minutes for row in found.rows] == pytest.approx([0, 11.6, 20, 21.1])
+    assert [row.seconds_per_token for row in found.rows] == pytest.approx([0.01, 0.02, 0.01, 0.02])
+    assert [row.best_by_seconds_per_token for row in found.rows] == [False, False, True, True]
+    assert [row.best_by_preparation_minutes for row in found.rows] == [True, True, True, True]
+    section = show(AlternativesResult.model_validate(json.loads(json.dumps(found.as_json()))))
     names = [row[1] for row in section.tables[0].cells()]
     assert names == ["frozen (1)", "frozen, +GNN+kNN (1)", "fine-tuned (2)", "fine-tuned, +kNN (2)"]
     assert "fine-tuned, +kNN (2) has the lowest perplexity, 2.46" in section.summary[0]
@@ -71,20 +71,20 @@ def test_with_passages_all_are_on_the_tokens_that_were_read_with_them() -> None:
         passages=3, valid_tokens=1, valid_base_ppl=1.0, tried=[], mix={"base": MIX},
         rows={"base": row, "passages": row},
     )  # fmt: skip
-    run = Finished("1", run.report.model_copy(update={"passages": passages}), run.scores, ONE, "lm")
-    found = measure([Candidate(run, {"passages": np.array([-1.0, -1.0])}, SECONDS)], 100, 0)
-    assert found["tokens"] == 2
-    base, read = found["rows"]
-    assert base["ppl"] == pytest.approx(np.exp(1.5))
-    assert read["ppl"] == pytest.approx(np.exp(1))
-    assert (read["passages"], read["row"], read["seconds_per_token"]) == (True, "base", 0.25)
+    run = ComparableRun("1", run.report.model_copy(update={"passages": passages}), run.scores, ONE, "lm")
+    found = measure([AlternativeRun(run, {"passages": np.array([-1.0, -1.0])}, SECONDS)], 100, 0)
+    assert found.tokens == 2
+    base, read = found.rows
+    assert base.ppl == pytest.approx(np.exp(1.5))
+    assert read.ppl == pytest.approx(np.exp(1))
+    assert (read.passages, read.row, read.seconds_per_token) == (True, "base", 0.25)
     assert show(found).tables[0].cells()[1][1] == "frozen, passages"
 
 
 def test_runs_of_other_text_are_refused() -> None:
     runs = [run_of("1", ONE, base=[0.0] * 6), run_of("2", [("x", 1)], base=[0.0])]
     with pytest.raises(ConfigError, match="2 and 1 share no test document"):
-        measure([Candidate(run, {}, SECONDS) for run in runs], 100, 0)
+        measure([AlternativeRun(run, {}, SECONDS) for run in runs], 100, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
@@ -100,7 +100,7 @@ def test_other_runs_are_named_once_and_remembered(tiny_run: Any, tmp_path: Path)
     first, second = (Path(shutil.copytree(tiny_run.root, tmp_path / name)) for name in ("first", "second"))
 
     def analysis(*others: Path) -> Analysis:
-        return Analysis(Run(load_config(first), reading=True), Asked(others=others))
+        return Analysis(Run(load_config(first), reading=True), AnalysisOptions(others=others))
 
     alone = analysis()
     found = alone.build(alone.plan(["alternatives"]))["alternatives"]

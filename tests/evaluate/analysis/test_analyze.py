@@ -16,9 +16,9 @@ from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError
 from gnnlm.evaluate.analysis import neighbour_counts
 from gnnlm.evaluate.analysis.analysis_parts import PARTS
-from gnnlm.evaluate.analysis.target_recall import show
+from gnnlm.evaluate.analysis.target_recall import RecallResult, show
 from gnnlm.run import Run
-from gnnlm.run.analyze import Analysis, Asked, asked_parts
+from gnnlm.run.analyze import Analysis, AnalysisOptions, asked_parts
 from tests.cli import Process, error_line, finished, gnnlm
 from tests.conftest import WriteConfig
 
@@ -261,17 +261,18 @@ def test_the_page_that_cannot_be_written_is_named(run_dir: Path) -> None:
 
 
 def test_the_parts_asked_for() -> None:
-    assert asked_parts(None, Asked()) == list(PARTS)
-    assert asked_parts(["recall", "recall"], Asked()) == ["recall"]
+    assert asked_parts(None, AnalysisOptions()) == list(PARTS)
+    assert asked_parts(["recall", "recall"], AnalysisOptions()) == ["recall"]
     with pytest.raises(ConfigError, match="add --train"):
-        asked_parts(["components"], Asked())
-    assert asked_parts(["components"], Asked(train=True)) == ["components"]
+        asked_parts(["components"], AnalysisOptions())
+    assert asked_parts(["components"], AnalysisOptions(train=True)) == ["components"]
     for mistake in ({"steps": 3}, {"components": ("layers",)}):
         with pytest.raises(ConfigError, match="add --train"):
-            Asked(**mistake)  # type: ignore[arg-type]
+            AnalysisOptions(**mistake)  # type: ignore[arg-type]
 
 
 def test_showing_needs_only_the_result(run_dir: Path) -> None:
     """A page is made from results alone, so that it can be made again without measuring."""
-    result = build(run_dir, "recall")["recall"]
-    assert show(json.loads(json.dumps(result))).tables[0].cells() == show(result).tables[0].cells()
+    result = RecallResult.model_validate(build(run_dir, "recall")["recall"])
+    again = RecallResult.model_validate(json.loads(json.dumps(result.as_json())))
+    assert show(again).tables[0].cells() == show(result).tables[0].cells()

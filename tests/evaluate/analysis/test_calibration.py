@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlm.evaluate.analysis.calibration import BINS, bins_of, calibration_error, error_draws, reliability, show
+from gnnlm.evaluate.analysis.calibration import (
+    BINS,
+    CalibrationResult,
+    bins_of,
+    calibration_error,
+    error_draws,
+    reliability,
+    show,
+)
 from gnnlm.run import Run
 from tests.evaluate.analysis.analysed import analysis_of, results_of, scored_of
 
@@ -17,7 +25,7 @@ SEEN = st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=1, max_si
 def test_by_hand() -> None:
     confidence, right = np.array([0.9, 0.2, 0.8, 0.4]), np.array([True, False, False, True])
     rows = reliability(confidence, right, bins=2)
-    assert rows == [
+    assert [row.model_dump() for row in rows] == [
         {"tokens": 2, "confidence": pytest.approx(0.3), "right": 0.5},
         {"tokens": 2, "confidence": pytest.approx(0.85), "right": 0.5},
     ]
@@ -43,8 +51,8 @@ def error_by_loop(confidence: list[float], right: list[bool], bins: int) -> floa
 def test_error_by_loop(seen: list[tuple[int, bool]], bins: int) -> None:
     confidence, right = [c / 20 for c, _ in seen], [r for _, r in seen]
     rows = reliability(np.array(confidence), np.array(right), bins)
-    assert sum(row["tokens"] for row in rows) == len(seen)
-    assert max(row["tokens"] for row in rows) - min(row["tokens"] for row in rows) <= 1
+    assert sum(row.tokens for row in rows) == len(seen)
+    assert max(row.tokens for row in rows) - min(row.tokens for row in rows) <= 1
     assert calibration_error(rows) == pytest.approx(error_by_loop(confidence, right, bins), abs=1e-12)
 
 
@@ -55,8 +63,8 @@ def test_curve_is_scikit_learns() -> None:
     right = rng.uniform(size=300) < confidence**2
     rows = reliability(confidence, right, 10)
     share, mean = library.calibration_curve(right, confidence, n_bins=10, strategy="quantile")
-    assert [row["right"] for row in rows] == pytest.approx(share)
-    assert [row["confidence"] for row in rows] == pytest.approx(mean)
+    assert [row.right for row in rows] == pytest.approx(share)
+    assert [row.confidence for row in rows] == pytest.approx(mean)
 
 
 def test_resampled_by_repeating_documents() -> None:
@@ -87,12 +95,14 @@ def test_on_a_run(tiny_run: Run) -> None:
     subject, scored = analysis_of(tiny_run.root).subject, scored_of(tiny_run)
     assert list(found["predictors"]) == ["base", "knn", "gnn", "gnn_knn"]
     for name, one in found["predictors"].items():
-        right = sum(a == b for a, b in zip(scored.sure(name).token.tolist(), subject.targets_N.tolist(), strict=True))
+        right = sum(
+            a == b for a, b in zip(scored.confidence(name).token.tolist(), subject.targets_N.tolist(), strict=True)
+        )
         assert one["right"] == pytest.approx(right / found["tokens"])
         assert len(one["curve"]) == BINS
         change = one["error"] - found["predictors"]["base"]["error"]
         assert name == "base" or one["against_base"]["change"] == pytest.approx(change)
-    section = show(found)
+    section = show(CalibrationResult.model_validate(found))
     best = min(one["error"] for one in found["predictors"].values())
     assert f"lowest calibration error ({best:.4f}" in section.summary[0]
     assert section.tables[0].cells()[0][-1] == ""  # base has no change against base

@@ -22,8 +22,8 @@ def subject(tiny_run: Run) -> Subject:
 
 
 def test_counts_against_loops(subject: Subject) -> None:
-    test, predictor = subject.test, subject.parts.predictor
-    store = subject.parts.streams["train"]
+    test, predictor = subject.test, subject.snapshot.predictor
+    store = subject.snapshot.streams["train"]
     positions_BT = torch.tensor([[*range(30)], [*range(200, 230)]])
     near = test.table.at(positions_BT, 5)
     near.positions[0, 3, 2:] = -1  # a token with two neighbours
@@ -48,7 +48,7 @@ def test_counts_against_loops(subject: Subject) -> None:
 
 def test_context_edges_are_those_of_the_band(subject: Subject) -> None:
     """Of a text that is read from its beginning, so that no edge comes from an earlier block."""
-    test, gnn = subject.test, subject.parts.gnn
+    test, gnn = subject.test, subject.snapshot.gnn
     assert gnn is not None
     positions_BT = torch.arange(len(test.text))[None]
     context = test.context(positions_BT)
@@ -57,8 +57,8 @@ def test_context_edges_are_those_of_the_band(subject: Subject) -> None:
 
 
 def test_window_edges(subject: Subject) -> None:
-    assert subject.parts.gnn is not None
-    options = replace(subject.parts.gnn.options, neighbour_updates=True, self_loops=False)
+    assert subject.snapshot.gnn is not None
+    options = replace(subject.snapshot.gnn.options, neighbour_updates=True, self_loops=False)
     slots = torch.tensor([[True, True, True], [False, True, True], [False, True, False]])
     assert window_edges(slots, options).tolist() == [4, 2, 0]
     assert window_edges(slots, replace(options, self_loops=True)).tolist() == [7, 4, 1]

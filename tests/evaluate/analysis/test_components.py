@@ -13,20 +13,20 @@ import pytest
 from gnnlm.config import Config, TrainConfig, load_config, parse_config
 from gnnlm.config.network_config import Phase
 from gnnlm.errors import ArtifactError, ConfigError, TrainingError
-from gnnlm.evaluate.analysis.components import (
+from gnnlm.evaluate.analysis.components import ComponentsResult, measure, show
+from gnnlm.evaluate.analysis.variants import (
     BASELINE,
     GROUPS,
-    Trained,
+    ForkResult,
+    ForkTraining,
     Variant,
-    asked_variants,
-    measure,
     resolved,
-    show,
+    select_variants,
     variants_of,
 )
-from gnnlm.evaluate.compare import Finished
+from gnnlm.evaluate.compare import ComparableRun
 from gnnlm.run import Run
-from gnnlm.run.analyze import Analysis, Asked
+from gnnlm.run.analyze import Analysis, AnalysisOptions
 from gnnlm.run.forks import RECORD, Forks, budget_of
 from tests.evaluate.reports import make_report
 
@@ -34,12 +34,12 @@ CONFIG = parse_config({"run": "r"})
 DOCUMENTS = [("a", 2), ("b", 1), ("c", 3)]
 
 
-def trained(scores: list[float], parameters: int = 7) -> Trained:
+def trained(scores: list[float], parameters: int = 7) -> ForkResult:
     values = np.array(scores)
     ppl = float(np.exp(-values.mean()))
     report = make_report({name: {"ppl": ppl} for name in ("base", "gnn", "gnn_knn")})
-    finished = Finished("fork", report, dict.fromkeys(("base", "gnn", "gnn_knn"), values), DOCUMENTS, "lm")
-    return Trained(finished, parameters, 12.0)
+    finished = ComparableRun("fork", report, dict.fromkeys(("base", "gnn", "gnn_knn"), values), DOCUMENTS, "lm")
+    return ForkResult(finished, parameters, 12.0)
 
 
 # -- which changes ---------------------------------------------------------------------------------------------
@@ -75,11 +75,11 @@ def test_a_value_is_that_of_the_config_or_else_of_the_preset() -> None:
 
 def test_groups_and_single_changes_can_be_asked_for() -> None:
     variants = variants_of(CONFIG, 576)
-    assert asked_variants(variants, []) == variants
-    names = [variant.name for variant in asked_variants(variants, ["layers-2", "inter"])]
+    assert select_variants(variants, []) == variants
+    names = [variant.name for variant in select_variants(variants, ["layers-2", "inter"])]
     assert names == ["layers-2", "inter-centre", "inter-window"]
     with pytest.raises(ConfigError, match="no component named 'layer'; expected one of presets"):
-        asked_variants(variants, ["layer"])
+        select_variants(variants, ["layer"])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 120, 360, 1000])
@@ -104,24 +104,23 @@ def test_changes_are_paired_with_the_baseline() -> None:
     asked = [Variant(f"layers-{n}", "layers", str(n), {"gnn.layers": n}) for n in (1, 2, 3)]
     built: list[str] = []
 
-    def train(variant: Variant) -> Trained:
+    def train(variant: Variant) -> ForkResult:
         built.append(variant.name)
         return trained(scores[variant.name])
 
-    found = measure(CONFIG, asked, 5, train)
+    found = measure(CONFIG, ForkTraining(asked, 5, train))
     assert built == ["baseline", "layers-1", "layers-2"], "three layers are the run's own"
-    baseline, worse, better, same = found["rows"]
-    assert baseline["gnn"] == {
-        "ppl": pytest.approx(np.exp(1.5)),
-        "change": None,
-        "change_low": None,
-        "change_high": None,
-    }
-    assert worse["gnn"]["change"] == pytest.approx(np.exp(0.1) - 1)
-    assert worse["gnn"]["change_low"] == pytest.approx(np.exp(0.1) - 1)
-    assert better["gnn"]["change_high"] == pytest.approx(np.exp(-0.2) - 1)
-    assert same["is_run"]
-    section = show(json.loads(json.dumps(found)))
+    baseline, worse, better, same = found.rows
+    assert baseline.gnn is not None
+    assert baseline.gnn.ppl == pytest.approx(np.exp(1.5))
+    assert baseline.change("gnn") is None
+    assert worse.gnn is not None
+    assert worse.gnn.change == pytest.approx(np.exp(0.1) - 1)
+    assert worse.gnn.change_low == pytest.approx(np.exp(0.1) - 1)
+    assert better.gnn is not None
+    assert better.gnn.change_high == pytest.approx(np.exp(-0.2) - 1)
+    assert same.is_run
+    section = show(ComponentsResult.model_validate(json.loads(json.dumps(found.as_json()))))
     assert "Layers 2 helps most of 2 changes: -18.1% (-18.1 to -18.1)" in section.summary[0]
     assert section.tables[0].cells()[3][3] == "the baseline"
     assert section.tables[0].cells()[1][:4] == ["layers", "1", "4.95", "+10.5% (+10.5 to +10.5)"]
@@ -129,20 +128,19 @@ def test_changes_are_paired_with_the_baseline() -> None:
 
 def test_what_is_not_significant_is_not_called_a_finding() -> None:
     scores = {"baseline": [-1.0, -2.0, -3.0, -1.0, -1.0, -1.0], "layers-1": [-2.0, -1.0, -4.0, -0.5, -0.5, -0.5]}
-    found = measure(
-        CONFIG, [Variant("layers-1", "layers", "1", {"gnn.layers": 1})], 5, lambda v: trained(scores[v.name])
-    )
+    variants = [Variant("layers-1", "layers", "1", {"gnn.layers": 1})]
+    found = measure(CONFIG, ForkTraining(variants, 5, lambda variant: trained(scores[variant.name])))
     assert show(found).summary == ["1 of 1 changes are not significant."]
 
 
 @pytest.mark.parametrize("error", [TrainingError("the loss is not finite"), ConfigError("copying needs more")])
 def test_a_change_that_cannot_be_trained_is_a_row(error: Exception) -> None:
-    def train(variant: Variant) -> Trained:
+    def train(variant: Variant) -> ForkResult:
         if variant is not BASELINE:
             raise error
         return trained([-1.0] * 6)
 
-    found = measure(CONFIG, [Variant("layers-1", "layers", "1", {"gnn.layers": 1})], 5, train)
+    found = measure(CONFIG, ForkTraining([Variant("layers-1", "layers", "1", {"gnn.layers": 1})], 5, train))
     section = show(found)
     assert f"Layers 1 could not be trained: {error}" in section.sentences
     assert section.tables[0].cells()[1][3] == "could not be trained"
@@ -150,11 +148,11 @@ def test_a_change_that_cannot_be_trained_is_a_row(error: Exception) -> None:
 
 
 def test_a_full_disk_is_no_finding() -> None:
-    def train(variant: Variant) -> Trained:
+    def train(variant: Variant) -> ForkResult:
         raise ArtifactError("the disk is full")
 
     with pytest.raises(ArtifactError):
-        measure(CONFIG, [], 5, train)
+        measure(CONFIG, ForkTraining([], 5, train))
 
 
 # -- forks -----------------------------------------------------------------------------------------------------
@@ -166,7 +164,7 @@ def run_dir(tiny_run: Any, tmp_path: Path) -> Path:
 
 
 def analysis_of(root: Path, *components: str, steps: int | None = 3) -> Analysis:
-    asked = Asked(train=True, steps=steps, components=components) if components else Asked()
+    asked = AnalysisOptions(train=True, steps=steps, components=components) if components else AnalysisOptions()
     return Analysis(Run(load_config(root), reading=True), asked)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,10 @@ from gnnlm.corpus.stream import Passage, Stream
 from gnnlm.corpus.text_writer import SplitWriter
 from gnnlm.errors import CorpusError
 from gnnlm.evaluate.analysis.analysis_page import page_of
-from gnnlm.evaluate.analysis.example_tables import example_table, token_example
-from gnnlm.evaluate.analysis.gain_examples import COUNT, measure, show, token_at
-from gnnlm.evaluate.analysis.section import Marked, Section
+from gnnlm.evaluate.analysis.gain_examples import COUNT, example_table, measure, show, token_at, token_example
+from gnnlm.evaluate.analysis.section import AnalysisSection
 from gnnlm.evaluate.examples import Example, draw_apart, flat, is_clear_gain, parts_of, probability, render_example
+from gnnlm.evaluate.table import MarkedText
 from gnnlm.run import Run
 from tests.cli import error_line, gnnlm
 from tests.evaluate.analysis.analysed import analysis_of
@@ -30,18 +31,17 @@ def test_gains_and_losses_drawn(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) 
     scores = {"base": base, "knn": base, "gnn": base, "gnn_knn": rng.permutation(base)}
     monkeypatch.setattr(subject, "scores", scores)
     found = measure(subject)
-    assert found["gains"] > COUNT < found["losses"]
-    documents = len(subject.parts.streams["test"].names)
-    for side in ("gains", "losses"):
-        drawn = found[f"drawn_{side}"]
+    assert found.gains > COUNT < found.losses
+    documents = len(subject.snapshot.streams["test"].names)
+    for side, drawn in (("gains", found.drawn_gains), ("losses", found.drawn_losses)):
         assert len(drawn) == min(COUNT, documents)
-        assert len({example["query"]["document"] for example in drawn}) == len(drawn)
+        assert len({example.query.document for example in drawn}) == len(drawn)
         for example in drawn:
-            before, after = (np.log(example["probabilities"][name]) for name in ("base", "gnn_knn"))
+            before, after = (np.log(example.probabilities[name]) for name in ("base", "gnn_knn"))
             assert is_clear_gain(before, after) if side == "gains" else is_clear_gain(after, before)
     section = show(found)
     assert [table.name for table in section.tables] == ["examples_gains", "examples_losses"]
-    assert f"{found['losses']:,} clear losses" in section.summary[0]
+    assert f"{found.losses:,} clear losses" in section.summary[0]
 
 
 def test_no_two_of_one_document() -> None:
@@ -54,7 +54,7 @@ def test_no_two_of_one_document() -> None:
 
 def test_every_character_leads_to_its_token(tiny_run: Run) -> None:
     subject = analysis_of(tiny_run.root).subject
-    stream = subject.parts.streams["test"]
+    stream = subject.snapshot.streams["test"]
     for number in (0, len(stream.names) - 1):
         length = len(stream.documents[number].text)
         for character in (0, 1, length // 2, length - 1):
@@ -81,7 +81,7 @@ def test_offsets_of_odd_tokens(tmp_path: Path) -> None:
 
 def test_at_prints_the_token_with_all_predictors(tiny_run: Run) -> None:
     subject = analysis_of(tiny_run.root).subject
-    stream = subject.parts.streams["test"]
+    stream = subject.snapshot.streams["test"]
     done = gnnlm("analyze", tiny_run.root, "--at", f"{stream.names[1]}:20", "--json")
     printed = json.loads(done.stdout.splitlines()[-1])
     token = token_at(subject, f"{stream.names[1]}:20")
@@ -90,7 +90,7 @@ def test_at_prints_the_token_with_all_predictors(tiny_run: Run) -> None:
         assert np.log(p) == pytest.approx(subject.scores[name][token])
     near = subject.test.table.at(subject.positions_N[token : token + 1], 8)
     assert [found["similarity"] for found in printed["neighbours"]] == pytest.approx(near.similarity[0].tolist())
-    rights = (subject.parts.store.tokens(near.positions[0]) == subject.targets_N[token]).tolist()
+    rights = (subject.snapshot.store.tokens(near.positions[0]) == subject.targets_N[token]).tolist()
     assert [found["right"] for found in printed["neighbours"]] == rights
     for word in (
         "Input: ",
@@ -104,7 +104,7 @@ def test_at_prints_the_token_with_all_predictors(tiny_run: Run) -> None:
 
 def test_at_mistakes(tiny_run: Run) -> None:
     subject = analysis_of(tiny_run.root).subject
-    stream = subject.parts.streams["test"]
+    stream = subject.snapshot.streams["test"]
     name, length = stream.names[0], len(stream.documents[0].text)
     with pytest.raises(CorpusError, match=rf"has {length} characters in test; .* \(got {length}\)"):
         token_at(subject, f"{name}:{length}")
@@ -118,11 +118,13 @@ def test_at_mistakes(tiny_run: Run) -> None:
 
 def test_a_page_underlines_and_escapes(tiny_run: Run) -> None:
     subject = analysis_of(tiny_run.root).subject
-    example = token_example(subject, 40).as_dict()
-    example["query"] |= {"before": "<i>a ", "token": "<b", "after": ""}
-    example["neighbours"][0]["passage"] |= {"before": "in ", "token": " & so", "after": " on"}
+    example = token_example(subject, 40)
+    nearest, *others = example.neighbours
+    nearest = replace(nearest, passage=replace(nearest.passage, before="in ", token=" & so", after=" on"))
+    query = replace(example.query, before="<i>a ", token="<b", after="")
+    example = replace(example, query=query, neighbours=[nearest, *others])
     table = example_table("t", "c", [example])
-    page = page_of("run", None, [Section("s", "S", [], [table])], {})
+    page = page_of("run", None, [AnalysisSection([], [table], name="s", title="S")], [])
     assert "&lt;i&gt;a <b>&lt;b</b>" in page
     assert "in  <u>&amp; so</u> on" in page
     assert "in  _& so_ on" in table.csv()
@@ -134,4 +136,4 @@ def test_text_stays_on_its_line_and_without_control_characters() -> None:
     assert parts_of(Passage("d", "x", "\t ", "y")) == ("x", "⇥␣", "y")
     example = Example(Passage("d\x1b", "a ", "b", ""), {"base": 0.5, "knn": 2e-5, "gnn": 0.1}, [])
     assert render_example(example).plain == "\nInput: a **b**   [d\ufffd, base 0.500, +kNN 2.0e-05, +GNN 0.100]"
-    assert Marked("a ", "b", "", "_") == "a _b_"
+    assert MarkedText("a ", "b", "", "_") == "a _b_"

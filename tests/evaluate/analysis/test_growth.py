@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from gnnlm.artifact import Draft
 from gnnlm.evaluate.analysis import growth
-from gnnlm.evaluate.analysis.document_sample import draw_documents, fitting
-from gnnlm.evaluate.analysis.growth import SHARES, fitted, nested, sized
-from gnnlm.evaluate.analysis.subject import Subject
+from gnnlm.evaluate.analysis.growth import SHARES, SizeChange, StoreSize, fitted, nested, sized
+from gnnlm.evaluate.analysis.subject import Subject, fitting
 from gnnlm.predict.split_scoring import score_text
 from gnnlm.retrieval.index import as_keys, keys_of
 from gnnlm.retrieval.neighbours import NeighbourTable
@@ -52,7 +51,7 @@ def test_nested_sizes(tokens: list[int]) -> None:
 
 
 def test_whole_documents_are_drawn(subject: Subject) -> None:
-    drawn, stream = draw_documents(subject, 500), subject.parts.streams["test"]
+    drawn, stream = subject.sample_documents(500), subject.snapshot.streams["test"]
     assert 0 < len(drawn.tokens_N) <= 500
     tokens = np.asarray(stream.tokens)[drawn.positions_P.numpy()]
     assert np.array_equal(tokens[tokens >= 0], subject.targets_N.numpy()[drawn.tokens_N])
@@ -60,27 +59,27 @@ def test_whole_documents_are_drawn(subject: Subject) -> None:
 
 
 def test_the_whole_store_scores_as_the_report(subject: Subject) -> None:
-    drawn = draw_documents(subject, 500)
-    scores = sized(subject, subject.parts.index, drawn, np.arange(len(subject.parts.streams["train"].starts) - 1))
+    drawn = subject.sample_documents(500)
+    scores = sized(subject, subject.snapshot.index, drawn, np.arange(len(subject.snapshot.streams["train"].starts) - 1))
     for name, values in scores.items():
         np.testing.assert_allclose(values, subject.scores[name][drawn.tokens_N], atol=2e-5)
 
 
 def test_a_part_of_the_store_against_faiss(subject: Subject) -> None:
     """Only rows of the kept documents are found, and all of these can be."""
-    drawn, kept = draw_documents(subject, 500), np.array([1, 4])
-    stream, encoded, test = subject.parts.streams["train"], subject.artifact("encode"), subject.test
+    drawn, kept = subject.sample_documents(500), np.array([1, 4])
+    stream, encoded, test = subject.snapshot.streams["train"], subject.artifact("encode"), subject.test
     rows = np.concatenate([np.arange(stream.starts[n], stream.starts[n + 1] - 1) for n in kept])
     keys = as_keys(torch.from_numpy(np.array(keys_of(encoded, "train")))[rows], "cosine")
     flat = faiss.IndexFlatIP(keys.shape[1])
     flat.add(keys.numpy())
     asked = torch.from_numpy(np.array(encoded.array("test.states.npy")))[drawn.positions_P]
-    predictor = subject.parts.predictor
+    predictor = subject.snapshot.predictor
     k = predictor.neighbours_needed(predictor.names)
     similarity, near = flat.search(as_keys(asked, "cosine").numpy(), k)
     text = replace(test, table=NeighbourTable(rows[near], similarity, drawn.positions_P))
     wanted, _ = score_text(predictor, text, 40, "score", predictor.names, drawn.positions_P)
-    found = sized(subject, subject.parts.index, drawn, kept)
+    found = sized(subject, subject.snapshot.index, drawn, kept)
     for name in predictor.names:
         assert found[name].mean() == pytest.approx(wanted[name].mean(), abs=1e-3)  # equal similarities may swap rows
     assert np.array_equal(found["base"], wanted["base"])
@@ -90,12 +89,17 @@ def test_a_part_of_the_store_against_faiss(subject: Subject) -> None:
 def test_the_fit_and_what_ten_times_would_bring() -> None:
     """Losses on a line in log size: each tenfold brings the same again."""
     shares = (0.01, 0.1, 1.0)
-    rows = [{"share": x, "predictors": {"knn": {"loss": 2.0 - 0.1 * np.log10(x)}}} for x in shares]
+    unknown = {"ppl": 1.0, "change": 0.0, "change_low": None, "change_high": None}
+    changes = [SizeChange(loss=2.0 - 0.1 * np.log10(share), **unknown) for share in shares]
+    rows = [
+        StoreSize(tokens=1, documents=1, share=share, predictors={"knn": change})
+        for share, change in zip(shares, changes, strict=True)
+    ]
     fit = fitted(rows, "knn")
     assert fit is not None
-    assert fit["ten_times"] == pytest.approx(np.exp(1.9))
-    assert fit["change"] == pytest.approx(np.exp(-0.1) - 1)
-    assert fit["other"] is None
+    assert fit.ten_times == pytest.approx(np.exp(1.9))
+    assert fit.change == pytest.approx(np.exp(-0.1) - 1)
+    assert fit.other is None
     assert fitted(rows[:2], "knn") is None
 
 
@@ -133,5 +137,5 @@ def test_interrupted_and_resumed(subject: Subject, tmp_path: Path, monkeypatch: 
         growth.measure(subject, draft)
     with Draft(tmp_path / "part", "part", {}) as draft:
         assert growth.measure(subject, draft) == wanted
-    assert len(calls) == len(wanted["sizes"])  # one more for the interruption, one less because the whole is known
+    assert len(calls) == len(wanted.sizes)  # one more for the interruption, one less because the whole is known
     assert calls == sorted(calls)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from gnnlm.evaluate.analysis.neighbour_counts import knn_scores
 from gnnlm.run import Run
 from tests.evaluate.analysis.analysed import analysis_of, results_of, scored_of
 
@@ -32,10 +32,10 @@ def test_one_neighbour_by_a_loop(tiny_run: Run) -> None:
     """k = 1: all of p_kNN is on the nearest row's token."""
     results_of(tiny_run, "neighbours")
     subject, scored = analysis_of(tiny_run.root).subject, scored_of(tiny_run)
-    predictor = subject.parts.predictor
-    found = knn_scores(subject, scored, predictor, "knn", 1)
+    mix = replace(subject.snapshot.predictor.mixes["base"], k=1)
+    found = scored.mixed(subject.test, subject.snapshot.store, "base", mix)
     near = subject.test.table.at(subject.positions_N, 1)
-    tokens = subject.parts.store.tokens(near.positions[:, 0]).tolist()
+    tokens = subject.snapshot.store.tokens(near.positions[:, 0]).tolist()
     base = subject.scores["base"]
     ratios = np.exp(found - base)
     right = [n for n, target in enumerate(subject.targets_N.tolist()) if tokens[n] == target]

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from gnnlm.evaluate.analysis.analysis_page import Absent, page_of
+from gnnlm.evaluate.analysis.analysis_page import MissingPart, page_of
 from gnnlm.evaluate.analysis.figure import axes_of
 from gnnlm.evaluate.analysis.markdown import markdown_of
 from gnnlm.evaluate.analysis.overview import summary_of
-from gnnlm.evaluate.analysis.section import Figure, Marked, Section, Table, number, text
+from gnnlm.evaluate.analysis.section import AnalysisSection, Figure
 from gnnlm.evaluate.report import DocumentRow, Report
+from gnnlm.evaluate.table import MarkedText, Table, number, text
 from tests.evaluate.reports import make_report
 
 EVIL = "<script>alert('x')</script> \"q\" & | *b* \ud800"
@@ -34,16 +35,17 @@ def report_of(low: float = -0.2, high: float = -0.1, early: float = 30.0, late: 
     return report.model_copy(update={"documents": documents, "test_tokens": 200, "test_documents": 12})
 
 
-def section_of(words: str = "found", name: str = "part", *summary: str) -> Section:
-    figure, (panel,) = axes_of(1)
+def section_of(words: str = "found", name: str = "part", *summary: str) -> AnalysisSection:
+    figure, (panel,) = axes_of()
     panel.plot([0, 1], [1, 2])
-    return Section(
-        name,
-        f"Title {words}",
+    columns = [text("name", lambda row: row[0]), number("n", lambda row: row[1])]
+    return AnalysisSection(
         [f"Sentence {words}"],
-        [Table("t", f"Caption {words}", [text("name"), number("n")], [[words, 1.25], ["b", None], ["c", 0.1]])],
+        [Table.of("t", f"Caption {words}", [(words, 1.25), ("b", None), ("c", 0.1)], *columns)],
         [Figure("f", f"Figure {words}", f"Alternative {words}", figure)],
         summary,
+        name,
+        f"Title {words}",
     )
 
 
@@ -84,7 +86,7 @@ class Parsed(HTMLParser):
 
 
 def test_text_is_never_markup() -> None:
-    absent = [Absent("more", EVIL, EVIL, EVIL)]
+    absent = [MissingPart("more", EVIL, EVIL, EVIL)]
     parsed = Parsed(page_of(EVIL, report_of(), [section_of(EVIL, "part", EVIL)], absent))
     assert len(parsed.all("script")) == 1
     assert parsed.all("img")[1]["alt"] == f"Alternative {EVIL}".replace("\ud800", "\\ud800")
@@ -109,7 +111,7 @@ def test_the_policy_allows_this_style_and_this_script_alone() -> None:
 
 def test_every_link_leads_to_something_on_the_page() -> None:
     parsed = Parsed(
-        page_of("run", report_of(), [section_of(name="a"), section_of(name="b")], [Absent("c", "", "", "")])
+        page_of("run", report_of(), [section_of(name="a"), section_of(name="b")], [MissingPart("c", "", "", "")])
     )
     names = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
     assert len(names) == len(set(names))
@@ -127,7 +129,9 @@ def test_cells_keep_their_digits_for_sorting() -> None:
 
 @pytest.mark.parametrize("command", ["", "gnnlm run 'a b'"])
 def test_what_was_not_made_is_listed_with_its_command(command: str) -> None:
-    page = page_of("run", None, [], [Absent("recall", "Neighbour quality", "needs the stage eval (missing)", command)])
+    page = page_of(
+        "run", None, [], [MissingPart("recall", "Neighbour quality", "needs the stage eval (missing)", command)]
+    )
     assert "No report yet" in page
     assert "needs the stage eval (missing)" in page
     assert ("<code>" in page) == bool(command)
@@ -135,8 +139,8 @@ def test_what_was_not_made_is_listed_with_its_command(command: str) -> None:
 
 
 def test_a_marked_part_is_shown_and_escaped() -> None:
-    table = Table("t", "c", [text("passage")], [[Marked("a<", "b<", "c*")], ["d"]], sorts=False)
-    section = Section("part", "Part", [], [table])
+    table = Table.of("t", "c", [MarkedText("a<", "b<", "c*"), "d"], text("passage", lambda row: row), sorts=False)
+    section = AnalysisSection([], [table], name="part", title="Part")
     page = page_of("run", None, [section], [])
     assert "a&lt;<b>b&lt;</b>c*" in page
     assert not [t for t in Parsed(page).all("table") if "sorts" in t["class"]]

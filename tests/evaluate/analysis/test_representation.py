@@ -17,7 +17,7 @@ from gnnlm.evaluate.analysis import gnn_store as store_module
 from gnnlm.evaluate.analysis import representation
 from gnnlm.evaluate.analysis.gnn_store import STATES, TrainNeighbours, build_gnn_store, gnn_keys
 from gnnlm.evaluate.analysis.representation import keys_index, queries_of, searched
-from gnnlm.evaluate.analysis.score_cache import ScoredSplit, shards
+from gnnlm.evaluate.analysis.score_cache import CachedScores, shards
 from gnnlm.evaluate.analysis.subject import Subject
 from gnnlm.retrieval.index import Rows, as_keys, keys_of
 from gnnlm.retrieval.neighbours import NeighbourTable
@@ -47,8 +47,8 @@ def result(analysis: Analysis) -> dict[str, Any]:
     return found
 
 
-def scored(analysis: Analysis, split: str) -> ScoredSplit:
-    return ScoredSplit(made(analysis, f"scored-{split}"))
+def scored(analysis: Analysis, split: str) -> CachedScores:
+    return CachedScores(made(analysis, f"scored-{split}"))
 
 
 # -- the four pairs ----------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_base_for_both_is_the_runs_own_search(analysed: Analysis) -> None:
     subject, store = analysed.subject, made(analysed, "gnn-store")
     index = keys_index(subject, "base", store)
     for split in ("valid", "test"):
-        own = subject.parts.searched(split).table
+        own = subject.snapshot.searched(split).table
         keys = queries_of(subject, "base", split, scored(analysed, split))
         anew = search_table(index, keys, own.k, 512, "search")
         assert np.array_equal(anew.ids, own.ids)
@@ -91,7 +91,7 @@ def test_the_neighbours_of_a_pair_against_faiss(pair: str, analysed: Analysis) -
     subject, store = analysed.subject, made(analysed, "gnn-store")
     query, key = pair.split("/")
     table = searched(subject, query, key, "test", scored(analysed, "test"), keys_index(subject, key, store)).table
-    rows = Rows.of(subject.parts.streams["train"]).all().numpy()
+    rows = Rows.of(subject.snapshot.streams["train"]).all().numpy()
     states = store.array(STATES) if key == "gnn" else keys_of(subject.artifact("encode"), "train")
     asked = scored(analysed, "test").gnn_states_PD if query == "gnn" else subject.test.text.segments[0].states_PD
     assert isinstance(asked, torch.Tensor)
@@ -103,7 +103,7 @@ def test_the_neighbours_of_a_pair_against_faiss(pair: str, analysed: Analysis) -
     assert clear.mean() > 0.5
     assert np.array_equal(table.ids[clear], rows[near[clear, :-1]])
     assert (
-        np.asarray(subject.parts.streams["train"].tokens)[table.ids] >= 0
+        np.asarray(subject.snapshot.streams["train"].tokens)[table.ids] >= 0
     ).all()  # rows without a token are not found
 
 
@@ -134,7 +134,7 @@ def test_an_interrupted_part_resumes(analysed: Analysis, tmp_path: Path, monkeyp
     with pytest.raises(KeyboardInterrupt), Draft(tmp_path / "part", "part", {}) as draft:
         representation.measure(subject, draft, *parts, store)
     with Draft(tmp_path / "part", "part", {}) as draft:
-        assert representation.measure(subject, draft, *parts, store) == result(analysed)
+        assert representation.measure(subject, draft, *parts, store).as_json() == result(analysed)
         draft.finish({})
     assert len(calls) == 3 + 2  # two pairs were kept
 
@@ -144,20 +144,20 @@ def test_an_interrupted_part_resumes(analysed: Analysis, tmp_path: Path, monkeyp
 
 def test_a_train_position_finds_nothing_of_its_own_document(analysed: Analysis) -> None:
     subject = analysed.subject
-    stream, near = subject.parts.streams["train"], TrainNeighbours.of(subject)
+    stream, near = subject.snapshot.streams["train"], TrainNeighbours.of(subject)
     positions = torch.arange(len(stream))
     found = near.at(positions).positions
     own = stream.document_of(positions.numpy())[:, None]
     assert (found >= 0).all()
     assert (stream.document_of(found.numpy()) != own).all()
-    assert torch.equal(found, torch.from_numpy(np.array(subject.parts.searched("train").table.ids)).long())
+    assert torch.equal(found, torch.from_numpy(np.array(subject.snapshot.searched("train").table.ids)).long())
 
 
 def test_states_depend_on_nothing_later(analysed: Analysis) -> None:
     """The state of a position is that of its document read up to there, in one piece and without the cache."""
     subject, kept = analysed.subject, made(analysed, "gnn-store").array(STATES)
-    stream, text = subject.parts.streams["train"], subject.parts.searched("train")
-    predictor = replace(subject.parts.predictor, cache=None)
+    stream, text = subject.snapshot.streams["train"], subject.snapshot.searched("train")
+    predictor = replace(subject.snapshot.predictor, cache=None)
     for document, count in ((0, 60), (3, 25)):
         positions = torch.arange(count) + int(stream.starts[document])
         ((_, prediction),) = text.predictions(predictor, count, ("gnn",), positions)
@@ -187,13 +187,13 @@ def test_documents_read_whole_widen_the_rule(analysed: Analysis) -> None:
     config = type(subject.config).model_validate(values)
     assert LeakageRule.of(config, 10).carried == config.train.block - 1 == 23
     assert LeakageRule.of(config, 10, unbroken=True).carried == 3 * (config.gnn.context - 1) == 33
-    deep = Subject(subject.name, config, subject.parts, subject.artifact, subject.stages)
+    deep = Subject(subject.name, config, subject.snapshot, subject.artifact, subject.stages)
     near = TrainNeighbours.of(deep)
     assert near.table is None
     positions = torch.arange(100, 160)
     found, rule = near.at(positions).positions, near.queries.rule
     assert rule is not None
-    first, last = subject.parts.encoded["train"].bounds(positions)
+    first, last = subject.snapshot.encoded["train"].bounds(positions)
     inside = (found >= first[:, None]) & (found <= last[:, None])
     far = (found - positions[:, None]).abs() > rule.span
     assert (far | ~inside)[found >= 0].all()
@@ -226,7 +226,7 @@ def test_a_coded_run_has_a_coded_store(analysed: Analysis, tmp_path: Path) -> No
     values = subject.config.model_dump(mode="json")
     values["codec"] = {"kind": "pq", "bytes": 8, "train_rows": 2000}
     config = type(subject.config).model_validate(values)
-    coded = Subject(subject.name, config, subject.parts, subject.artifact, subject.stages)
+    coded = Subject(subject.name, config, subject.snapshot, subject.artifact, subject.stages)
     with Draft(tmp_path / "store", "store", {}) as draft:
         store = build_gnn_store(draft, coded)
     assert set(store.manifest.files) == {"codes.npy", "quantizer.safetensors"}

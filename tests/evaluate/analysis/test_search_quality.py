@@ -26,8 +26,8 @@ def test_an_exact_index_is_not_searched(tiny_run: Run, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ExactIndex, "search", never)
     found = search_quality.measure(Analysis(tiny_run).subject)
-    assert [row["recall"] for row in found["recall"]] == [1.0, 1.0, 1.0]
-    assert found["queries"] == 0
+    assert [row.recall for row in found.recall] == [1.0, 1.0, 1.0]
+    assert found.queries == 0
     section = search_quality.show(found)
     assert "exact" in section.sentences[0]
     assert not section.figures

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlm.evaluate.analysis.tuning_surface import compare_surfaces, rank_correlation, ranks_of, show
+from gnnlm.evaluate.analysis.tuning_surface import SurfaceResult, compare_surfaces, rank_correlation, ranks_of, show
 from gnnlm.run import Run
 from tests.evaluate.analysis.analysed import analysis_of, results_of
 from tests.reference.knn import knn_distribution
@@ -37,13 +37,13 @@ def test_surfaces_compared_by_hand() -> None:
     valid = np.log([[[10.0, 9.0], [8.0, 12.0]]])  # valid's best is the third, which test has second
     test = np.log([[[11.0, 9.0], [9.9, 13.0]]])
     found = compare_surfaces(valid, test)
-    assert found["better"] == 0.25
-    assert found["cost"] == pytest.approx(0.1)
-    assert found["ranks"] == pytest.approx(0.8)  # ranks 3 2 1 4 and 3 1 2 4: 1 - 6 * 2 / (4 * 15)
-    assert found["ranks_best"] == pytest.approx(-1)  # of the two best, the order is turned
+    assert found.better == 0.25
+    assert found.cost == pytest.approx(0.1)
+    assert found.ranks == pytest.approx(0.8)  # ranks 3 2 1 4 and 3 1 2 4: 1 - 6 * 2 / (4 * 15)
+    assert found.ranks_best == pytest.approx(-1)  # of the two best, the order is turned
     same = compare_surfaces(valid, valid)
-    assert (same["better"], same["cost"]) == (0, 0)
-    assert same["ranks"] == pytest.approx(1)
+    assert (same.better, same.cost) == (0, 0)
+    assert same.ranks == pytest.approx(1)
 
 
 def test_the_figures_are_those_of_valid_and_of_test(tiny_run: Run) -> None:
@@ -79,7 +79,7 @@ def test_a_point_of_the_test_surface_by_a_loop(tiny_run: Run) -> None:
     )
     for positions, similarity, target, log_p in rows:
         knn = knn_distribution(
-            subject.parts.store.tokens(positions).tolist(), similarity, chosen["k"], found["temperatures"][t]
+            subject.snapshot.store.tokens(positions).tolist(), similarity, chosen["k"], found["temperatures"][t]
         )
         assert knn is not None
         total -= math.log(0.1 * knn.get(target, 0.0) + 0.9 * math.exp(log_p))
@@ -89,7 +89,7 @@ def test_a_point_of_the_test_surface_by_a_loop(tiny_run: Run) -> None:
 
 def test_shown(tiny_run: Run) -> None:
     found = results_of(tiny_run, "surface")["surface"]
-    section = show(found)
+    section = show(SurfaceResult.model_validate(found))
     assert [figure.name for figure in section.figures] == ["surface_knn", "surface_gnn_knn"]
     cost = found["predictors"]["gnn_knn"]["cost"]
     assert f"{100 * cost:.2f}% above test's own best" in section.summary[0]
@@ -98,4 +98,4 @@ def test_shown(tiny_run: Run) -> None:
     for one in flat["predictors"].values():  # kNN of no use at all: the figure has to stand that
         for split in ("valid", "test"):
             one[split] |= {"without_knn": 1.0, "chosen": {**one[split]["chosen"], "weight": 0.0}}
-    assert len(show(flat).figures) == 2
+    assert len(show(SurfaceResult.model_validate(flat)).figures) == 2

@@ -8,18 +8,23 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
-from gnnlm.evaluate.analysis.gain_by_kind import (
+from gnnlm.evaluate.analysis.gain_by_kind import GainResult, bucket_of, show
+from gnnlm.evaluate.analysis.token_buckets import (
+    BEGINS,
+    CONTINUES,
+    DIGITS,
     GROUPINGS,
-    bucket_row,
+    OTHER,
     by_edges,
     by_similarity,
-    equal_edges,
     first_ranks,
-    show,
+    kind_of,
+    kinds_of,
     store_counts,
 )
-from gnnlm.evaluate.analysis.token_kinds import BEGINS, CONTINUES, DIGITS, OTHER, kind_of, kinds_of
+from gnnlm.evaluate.tune import bucket_edges
 from gnnlm.predict.bootstrap import change_interval
 from gnnlm.run import Run
 from tests.cli import error_line, gnnlm
@@ -57,14 +62,14 @@ def test_a_byte_of_a_character_counts_as_the_character() -> None:
 def test_edges_belong_to_the_bucket_above() -> None:
     found = by_edges(np.array([0.05, 0.1, 0.9, 0.5]), (0.1, 0.5), ("low", "middle", "high"))
     assert [(name, here.tolist()) for name, here in found] == [("low", [0]), ("middle", [1]), ("high", [2, 3])]
-    assert equal_edges(np.ones(5), 5) == [1.0]
-    assert equal_edges(np.array([]), 5) == []
+    assert bucket_edges(torch.ones(5), 5) == [1.0]
+    assert bucket_edges(torch.tensor([]), 5) == []
 
 
 def test_counts_and_ranks_by_loop(tiny_run: Run) -> None:
     subject = analysis_of(tiny_run.root).subject
-    store, vocabulary = subject.parts.store, int(subject.targets_N.max()) + 1
-    counted = Counter(int(token) for token in np.asarray(subject.parts.streams["train"].tokens) if token >= 0)
+    store, vocabulary = subject.snapshot.store, int(subject.targets_N.max()) + 1
+    counted = Counter(int(token) for token in np.asarray(subject.snapshot.streams["train"].tokens) if token >= 0)
     assert store_counts(store, vocabulary).tolist() == [counted[token] for token in range(vocabulary)]
     near = subject.test.table.at(subject.positions_N)
     tokens = store.tokens(near.positions).tolist()
@@ -80,23 +85,24 @@ def test_every_grouping_holds_every_token_once(tiny_run: Run) -> None:
         assert sorted(numbers.tolist()) == list(range(len(subject.positions_N))), grouping.name
     first = dict(by_similarity(subject, scored))["first token"]
     assert first.tolist() == np.flatnonzero(subject.place_N == 0).tolist()
-    kinds = kinds_of(subject.parts.streams["test"])
+    kinds = kinds_of(subject.snapshot.streams["test"])
     assert len(kinds) == len(subject.positions_N)
 
 
 def test_a_bucket_by_hand(tiny_run: Run) -> None:
     subject = analysis_of(tiny_run.root).subject
     here = np.flatnonzero(subject.place_N < 16)
-    row = bucket_row(subject, here)
+    row = bucket_of(subject, "early", here)
     gains = [float(subject.scores["gnn"][i] - subject.scores["base"][i]) for i in here]
-    assert row["tokens"] == len(here)
-    assert row["gnn"]["nats"] == pytest.approx(sum(gains) / len(gains))
-    assert row["gnn"]["change"] == pytest.approx(math.exp(-sum(gains) / len(gains)) - 1)
+    assert row.tokens == len(here)
+    gnn = row.predictors["gnn"]
+    assert gnn.nats == pytest.approx(sum(gains) / len(gains))
+    assert gnn.change == pytest.approx(math.exp(-sum(gains) / len(gains)) - 1)
     low, high = change_interval(np.array(gains), subject.document_N[here], 50, subject.seed) or (None, None)
-    assert (row["gnn"]["change_low"], row["gnn"]["change_high"]) == (low, high)
+    assert (gnn.change_low, gnn.change_high) == (low, high)
     whole = float((subject.scores["gnn"] - subject.scores["base"]).sum())
-    assert row["gnn"]["share_of_gain"] == pytest.approx(sum(gains) / whole)
-    assert row["base"]["change"] == 0
+    assert gnn.share_of_gain == pytest.approx(sum(gains) / whole)
+    assert row.base.change == 0
 
 
 def test_buckets_add_up_to_the_report(tiny_run: Run) -> None:
@@ -110,7 +116,7 @@ def test_buckets_add_up_to_the_report(tiny_run: Run) -> None:
 
 def test_shown(tiny_run: Run) -> None:
     found = results_of(tiny_run, "where")["where"]
-    section = show(found)
+    section = show(GainResult.model_validate(found))
     assert len(section.tables) == len(section.figures) == len(GROUPINGS)
     assert "Significantly worse than base" in section.sentences[-1]  # kNN, where the target is not retrieved
     assert '"not among them"' in section.sentences[-1]
@@ -119,7 +125,7 @@ def test_shown(tiny_run: Run) -> None:
         for bucket in group["buckets"]:
             bucket["gnn_knn"] |= {"change_low": None, "change_high": None}
             bucket["knn"]["change_low"] = -0.5
-    assert show(lost).sentences[-1].startswith("In no bucket of at least 50 tokens")
+    assert show(GainResult.model_validate(lost)).sentences[-1].startswith("In no bucket of at least 50 tokens")
 
 
 def test_the_command_makes_the_parts(tiny_run: Run) -> None:

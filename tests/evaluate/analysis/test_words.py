@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gnnlm.evaluate.analysis import word_gains
-from gnnlm.evaluate.analysis.word_gains import DRAWN, ENDS, GAINS, measure, show
+from gnnlm.evaluate.analysis.word_gains import DRAWN, ENDS, GAINS, WordsResult, measure, show
 from gnnlm.run import Run
 from tests.evaluate.analysis.analysed import analysis_of, results_of
 
@@ -18,7 +18,7 @@ def test_buckets_ends_and_draws(tiny_run: Run) -> None:
     found = results_of(tiny_run, "words")["words"]
     subject = analysis_of(tiny_run.root).subject
     gains = subject.scores["gnn_knn"] - subject.scores["base"]
-    stream = subject.parts.streams["test"]
+    stream = subject.snapshot.streams["test"]
     pieces = [stream.text_between(p, p + 1) for p in subject.positions_N.tolist()]
     alphabetic = [i for i, piece in enumerate(pieces) if any(c.isalpha() for c in piece)]
     assert found["words"] == len(alphabetic) == sum(bucket["words"] for bucket in found["buckets"])
@@ -42,8 +42,8 @@ def test_drawn_by_the_seed_and_not_by_the_gain(tiny_run: Run, monkeypatch: pytes
     assert again == measure(subject)
     monkeypatch.setattr(type(subject), "seed", 1)
     other = measure(subject)
-    assert [b["drawn"] for b in other["buckets"]] != [b["drawn"] for b in again["buckets"]]
-    assert (other["best"], other["worst"]) == (again["best"], again["worst"])
+    assert [bucket.drawn for bucket in other.buckets] != [bucket.drawn for bucket in again.buckets]
+    assert (other.best, other.worst) == (again.best, again.worst)
 
 
 def test_vocabulary_by_loop(tiny_run: Run) -> None:
@@ -53,7 +53,7 @@ def test_vocabulary_by_loop(tiny_run: Run) -> None:
     times: dict[str, int] = defaultdict(int)
     gains = subject.scores["gnn_knn"] - subject.scores["base"]
     for i, position in enumerate(subject.positions_N.tolist()):
-        piece = subject.parts.streams["test"].text_between(position, position + 1)  # a byte: one piece, one token
+        piece = subject.snapshot.streams["test"].text_between(position, position + 1)  # a byte: one piece, one token
         total[piece] += float(gains[i])
         times[piece] += 1
     letters = sorted((total[piece], piece) for piece in total if piece.isalpha())
@@ -66,7 +66,7 @@ def test_vocabulary_by_loop(tiny_run: Run) -> None:
 
 
 def test_shown_with_all_sides(tiny_run: Run) -> None:
-    section = show(results_of(tiny_run, "words")["words"])
+    section = show(WordsResult.model_validate(results_of(tiny_run, "words")["words"]))
     names = [table.name for table in section.tables]
     assert [name for name in names if "types" not in name] == [
         "words_buckets",
@@ -83,6 +83,6 @@ def test_a_text_without_words(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) ->
     subject = analysis_of(tiny_run.root).subject
     monkeypatch.setattr(word_gains, "kinds_of", lambda stream: ["digits"] * len(subject.positions_N))
     found = measure(subject)
-    assert (found["words"], found["best"], found["types"]) == (0, [], {"helped": [], "hurt": []})
-    assert np.isfinite([bucket["nats"] for bucket in found["buckets"]]).all()
+    assert (found.words, found.best, found.types) == (0, [], {"helped": [], "hurt": []})
+    assert np.isfinite([bucket.nats for bucket in found.buckets]).all()
     assert show(found).sentences[1].startswith("0 of 0 test words")

@@ -16,9 +16,10 @@ from importlib import resources
 from gnnlm import __version__
 from gnnlm.evaluate.analysis.figure import svg_of
 from gnnlm.evaluate.analysis.overview import report_section, summary_of
-from gnnlm.evaluate.analysis.section import Cell, Column, Figure, Marked, Section, Table
+from gnnlm.evaluate.analysis.section import AnalysisSection, Figure
 from gnnlm.evaluate.report import Report
 from gnnlm.evaluate.report_tables import headline
+from gnnlm.evaluate.table import Cell, Column, MarkedText, Table
 
 DOTS = 96  # CSS pixels per inch
 SHORT = 32  # a text cell of at most so many characters stays on one line
@@ -26,7 +27,7 @@ WIDE = 1.4  # a figure this many times wider than high scrolls on a phone instea
 
 
 @dataclass(frozen=True)
-class Absent:
+class MissingPart:
     """A part that is not on the page: why, and the command that makes it (empty if nothing does)."""
 
     name: str
@@ -35,7 +36,9 @@ class Absent:
     command: str
 
 
-def page_of(name: str, report: Report | None, sections: Sequence[Section], absent: Sequence[Absent]) -> str:
+def page_of(
+    name: str, report: Report | None, sections: Sequence[AnalysisSection], absent: Sequence[MissingPart]
+) -> str:
     """The page as HTML."""
     style, script = _resource("page.css"), _resource("page.js")
     shown = [*([] if report is None else [report_section(report)]), *sections]
@@ -43,7 +46,7 @@ def page_of(name: str, report: Report | None, sections: Sequence[Section], absen
     contents += [("absent", "Not made")] if absent else []
     links = "\n".join(f'<li><a href="#{escape(at)}">{escape(title)}</a></li>' for at, title in contents)
     summary = "\n".join(f"<p>{escape(sentence)}</p>" for sentence in summary_of(report, sections))
-    body = "\n".join(_Numbered().sections(shown))
+    body = "\n".join(_NumberedHtml().sections(shown))
     page = f"""<!doctype html>
 <html lang="en">
 <head>
@@ -101,16 +104,16 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-class _Numbered:
-    """Sections as HTML; tables and figures are numbered through the page."""
+class _NumberedHtml:
+    """Writes sections as HTML, and numbers tables and figures through the page."""
 
     def __init__(self) -> None:
         self.tables = self.figures = 0
 
-    def sections(self, sections: Sequence[Section]) -> list[str]:
+    def sections(self, sections: Sequence[AnalysisSection]) -> list[str]:
         return [self._section(section) for section in sections]
 
-    def _section(self, section: Section) -> str:
+    def _section(self, section: AnalysisSection) -> str:
         name = escape(section.name)
         # the report's notes are many: below its rows, in small type
         notes = section.name == "report"
@@ -124,7 +127,7 @@ class _Numbered:
             f"{inside}\n</section>"
         )
 
-    def _figure(self, section: Section, figure: Figure) -> str:
+    def _figure(self, section: AnalysisSection, figure: Figure) -> str:
         self.figures += 1
         anchor = escape(f"figure-{section.name}-{figure.name}")
         wide, high = (round(DOTS * inches) for inches in figure.figure.get_size_inches())
@@ -136,7 +139,7 @@ class _Numbered:
             f'alt="{escape(figure.alternative)}" src="data:image/svg+xml;base64,{source}"></div></figure>'
         )
 
-    def _table(self, section: Section, table: Table) -> str:
+    def _table(self, section: AnalysisSection, table: Table) -> str:
         self.tables += 1
         anchor = escape(f"table-{section.name}-{table.name}")
         head = "".join(
@@ -173,13 +176,13 @@ def _cells(columns: Sequence[Column], row: Sequence[Cell]) -> str:
 
 
 def _text(shown: str) -> str:
-    if not isinstance(shown, Marked):
+    if not isinstance(shown, MarkedText):
         return escape(shown)
     tag = "u" if shown.mark == "_" else "b"
     return f"{escape(shown.before)}<{tag}>{escape(shown.part)}</{tag}>{escape(shown.after)}"
 
 
-def _absent(absent: Sequence[Absent]) -> str:
+def _absent(absent: Sequence[MissingPart]) -> str:
     if not absent:
         return ""
     entries = "\n".join(

@@ -1,4 +1,4 @@
-"""Calibration: whether a predictor is right as often as it is sure.
+"""Calibration: whether a predictor is right as often as it is confident.
 
 At each test token, the likeliest token has a probability, its confidence, and is right or not. Tokens are sorted by
 confidence and cut into bins of the same size; in each, the mean confidence is set against the share that is right.
@@ -10,20 +10,58 @@ Shapes: N tokens, B bins, M documents, S resamples.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.evaluate.analysis.figure import axes_of, line_of
-from gnnlm.evaluate.analysis.score_cache import ScoredSplit
-from gnnlm.evaluate.analysis.section import Cell, Figure, Section, Table, number, percent, text
+from gnnlm.evaluate.analysis.figure import axes_of, legend_of, line_of
+from gnnlm.evaluate.analysis.part import AnalysisPart
+from gnnlm.evaluate.analysis.score_cache import CachedScores
+from gnnlm.evaluate.analysis.section import AnalysisSection, Figure, PartResult
 from gnnlm.evaluate.analysis.subject import Subject
+from gnnlm.evaluate.table import Table, number, percent, text
 from gnnlm.predict.bootstrap import Floats, Ints
 from gnnlm.predict.predictor import LABELS
 
 BINS = 15
 Right = npt.NDArray[np.bool_]
+
+
+class CalibrationBin(PartResult):
+    tokens: int
+    confidence: float
+    right: float
+
+
+class ErrorChange(PartResult):
+    """The difference of an error to that of base, with its paired 95% interval."""
+
+    change: float
+    low: float
+    high: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.change:+.4f} ({self.low:+.4f} to {self.high:+.4f})"
+
+
+class PredictorCalibration(PartResult):
+    """The expected calibration error of a predictor, its mean confidence, and how often it is right."""
+
+    error: float
+    confidence: float
+    right: float
+    curve: list[CalibrationBin]
+    against_base: ErrorChange | None
+
+    @property
+    def gap(self) -> float:
+        return self.confidence - self.right
+
+
+class CalibrationResult(PartResult):
+    bins: int
+    tokens: int
+    predictors: dict[str, PredictorCalibration]
 
 
 def bins_of(confidence_N: Floats, bins: int) -> Ints:
@@ -33,31 +71,27 @@ def bins_of(confidence_N: Floats, bins: int) -> Ints:
     [1, 0, 1, 0]
     """
     bin_N = np.empty(len(confidence_N), dtype=np.int64)
-    for place, part in enumerate(np.array_split(np.argsort(confidence_N, kind="stable"), bins)):
-        bin_N[part] = place
+    for place, members in enumerate(np.array_split(np.argsort(confidence_N, kind="stable"), bins)):
+        bin_N[members] = place
     return bin_N
 
 
-def reliability(confidence_N: Floats, right_N: Right, bins: int = BINS) -> list[dict[str, Any]]:
-    """Tokens, mean confidence and share right of each bin; there are at most as many bins as tokens."""
+def reliability(confidence_N: Floats, right_N: Right, bins: int = BINS) -> list[CalibrationBin]:
+    """The bins of some tokens; there are at most as many bins as tokens."""
     bin_N = bins_of(confidence_N, bins)
-    rows = []
-    for place in range(min(bins, len(confidence_N))):
-        here = bin_N == place
-        rows.append(
-            {
-                "tokens": int(here.sum()),
-                "confidence": float(confidence_N[here].mean()),
-                "right": float(right_N[here].mean()),
-            }
+    members = [bin_N == place for place in range(min(bins, len(confidence_N)))]
+    return [
+        CalibrationBin(
+            tokens=int(here.sum()), confidence=float(confidence_N[here].mean()), right=float(right_N[here].mean())
         )
-    return rows
+        for here in members
+    ]
 
 
-def calibration_error(rows: list[dict[str, Any]]) -> float:
-    """The expected calibration error of bins as `reliability` gives them."""
-    gaps = sum(row["tokens"] * abs(row["right"] - row["confidence"]) for row in rows)
-    return float(gaps / sum(row["tokens"] for row in rows))
+def calibration_error(curve: list[CalibrationBin]) -> float:
+    """The expected calibration error of some bins."""
+    gaps = sum(each.tokens * abs(each.right - each.confidence) for each in curve)
+    return gaps / sum(each.tokens for each in curve)
 
 
 def error_draws(
@@ -70,110 +104,106 @@ def error_draws(
     """
     number_N = np.unique(document_N, return_inverse=True)[1]
     count = int(number_N.max()) + 1
-    gaps_MB, sizes_M = np.zeros((count, bins)), np.bincount(number_N, minlength=count)
+    gaps_MB = np.zeros((count, bins))
     np.add.at(gaps_MB, (number_N, bins_of(confidence_N, bins)), right_N - confidence_N)
+    sizes_M = np.bincount(number_N, minlength=count)
     rng = np.random.default_rng(seed)
-    drawn = (rng.integers(count, size=count) for _ in range(samples))
-    return np.array([np.abs(gaps_MB[d].sum(0)).sum() / sizes_M[d].sum() for d in drawn])
+    draws = (rng.integers(count, size=count) for _ in range(samples))
+    return np.array([np.abs(gaps_MB[d].sum(0)).sum() / sizes_M[d].sum() for d in draws])
 
 
-def measure(subject: Subject, scored: ScoredSplit) -> dict[str, Any]:
-    found: dict[str, Any] = {"bins": BINS, "tokens": len(subject.positions_N), "predictors": {}}
+def measure(subject: Subject, scores: CachedScores) -> CalibrationResult:
+    predictors: dict[str, PredictorCalibration] = {}
     draws: dict[str, Floats] = {}
-    targets, samples = subject.targets_N.numpy(), subject.config.eval.bootstrap
-    for name in scored.names:
-        sure = scored.sure(name)
-        confidence = np.exp(sure.log_prob.double().numpy()).clip(max=1.0)
-        right = sure.token.numpy() == targets
-        rows = reliability(confidence, right)
+    targets = subject.targets_N.numpy()
+    samples = subject.config.eval.bootstrap
+    for name in scores.names:
+        likeliest = scores.confidence(name)
+        confidence = np.exp(likeliest.log_prob.double().numpy()).clip(max=1.0)
+        right = likeliest.token.numpy() == targets
+        curve = reliability(confidence, right)
+        error = calibration_error(curve)
         draws[name] = error_draws(confidence, right, subject.document_N, samples, subject.seed)
-        error = calibration_error(rows)
-        found["predictors"][name] = {
-            "error": error,
-            "confidence": float(confidence.mean()),
-            "right": float(right.mean()),
-            "curve": rows,
-            "against_base": _against(draws, name, error, found),
-        }
-    return found
+        against = None
+        if name != "base":
+            low, high = np.quantile(draws[name] - draws["base"], (0.025, 0.975))
+            against = ErrorChange(change=error - predictors["base"].error, low=float(low), high=float(high))
+        predictors[name] = PredictorCalibration(
+            error=error,
+            confidence=float(confidence.mean()),
+            right=float(right.mean()),
+            curve=curve,
+            against_base=against,
+        )
+    return CalibrationResult(bins=BINS, tokens=len(targets), predictors=predictors)
 
 
-def _against(draws: dict[str, Floats], name: str, error: float, found: dict[str, Any]) -> dict[str, float]:
-    """The difference of the error to that of base, with its paired 95% interval."""
-    if name == "base":
-        return {}
-    low, high = np.quantile(draws[name] - draws["base"], (0.025, 0.975))
-    return {"change": error - found["predictors"]["base"]["error"], "low": float(low), "high": float(high)}
-
-
-def show(found: dict[str, Any]) -> Section:
-    rows: list[list[Cell]] = []
-    for name, one in found["predictors"].items():
-        gap = one["confidence"] - one["right"]
-        rows.append([LABELS[name], one["right"], one["confidence"], gap, one["error"], _words(one["against_base"])])
-    columns = [
-        text("predictor"),
-        percent("likeliest token is right"),
-        percent("mean confidence"),
-        percent("too sure by", sign=True),
-        number("calibration error", 4),
-        text("against base, 95%"),
-    ]
-    best = min(found["predictors"], key=lambda name: found["predictors"][name]["error"])
-    said = " ".join(_said(name, one) for name, one in found["predictors"].items())
-    ending = _ending(best, found["predictors"])
-    return Section(
+def show(result: CalibrationResult) -> AnalysisSection:
+    table = Table.of(
         "calibration",
-        "Calibration",
+        "Calibration of the predictors",
+        result.predictors.items(),
+        text("predictor", lambda line: LABELS[line[0]]),
+        percent("likeliest token is right", lambda line: line[1].right),
+        percent("mean confidence", lambda line: line[1].confidence),
+        percent("too confident by", lambda line: line[1].gap, sign=True),
+        number("calibration error", lambda line: line[1].error, 4),
+        text("against base, 95%", lambda line: "" if line[1].against_base is None else line[1].against_base.words),
+    )
+    sides = [
+        f"{LABELS[name]} is {'too confident' if one.gap > 0 else 'not confident enough'} by {100 * abs(one.gap):.1f} "
+        "points on average."
+        for name, one in result.predictors.items()
+    ]
+    finding = _finding(result)
+    return AnalysisSection(
         [
-            f"The probability of the likeliest token against how often it is right, over {found['tokens']:,} test "
-            f"tokens in {found['bins']} bins of equal size. The expected calibration error is the mean distance of "
+            f"The probability of the likeliest token against how often it is right, over {result.tokens:,} test "
+            f"tokens in {result.bins} bins of equal size. The expected calibration error is the mean distance of "
             "the two; its difference to base has a 95% interval by paired bootstrap over documents, with fixed bins.",
-            said,
-            ending,
+            " ".join(sides),
+            finding,
         ],
-        [Table("calibration", "Calibration of the predictors", columns, rows)],
-        [_figure(found)],
-        [ending],
+        [table],
+        [_figure(result)],
+        [finding],
     )
 
 
-def _ending(best: str, predictors: dict[str, dict[str, Any]]) -> str:
-    """Which predictor has the lowest error, and whether that is more than chance."""
-    ending = f"{LABELS[best]} has the lowest calibration error ({predictors[best]['error']:.4f}"
-    if best == "base":
-        return f"{ending})."
-    row = predictors[best]["against_base"]
-    word = "significant" if row["high"] < 0 else "not significant"
-    return f"{ending}, base {predictors['base']['error']:.4f}); the difference, {_words(row)}, is {word}."
+def _finding(result: CalibrationResult) -> str:
+    """Which predictor has the lowest error, and whether that is significant."""
+    best = min(result.predictors, key=lambda name: result.predictors[name].error)
+    one = result.predictors[best]
+    said = f"{LABELS[best]} has the lowest calibration error ({one.error:.4f}"
+    if one.against_base is None:
+        return f"{said})."
+    word = "significant" if one.against_base.high < 0 else "not significant"
+    base = result.predictors["base"].error
+    return f"{said}, base {base:.4f}); the difference, {one.against_base.words}, is {word}."
 
 
-def _said(name: str, one: dict[str, Any]) -> str:
-    gap = one["confidence"] - one["right"]
-    side = "too sure" if gap > 0 else "not sure enough"
-    return f"{LABELS[name]} is {side} by {100 * abs(gap):.1f} points on average."
-
-
-def _words(row: dict[str, float]) -> str:
-    if not row:
-        return ""
-    return f"{row['change']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
-
-
-def _figure(found: dict[str, Any]) -> Figure:
-    figure, (curve, gap) = axes_of(2, height=3.8)
-    for axes in (curve, gap):
-        axes.set_xlabel("mean confidence of a bin")
+def _figure(result: CalibrationResult) -> Figure:
+    titles = ("reliability (error in brackets)", "the same, as distance from the diagonal")
+    figure, (curve, gap) = axes_of(2, height=3.8, titles=titles)
     curve.plot([0, 1], [0, 1], color="#999999", lw=0.8)
     gap.axhline(0, color="#999999", lw=0.8)
-    for name, one in found["predictors"].items():
-        x, y = [row["confidence"] for row in one["curve"]], [row["right"] for row in one["curve"]]
-        line_of(curve, name, x, y, f"{LABELS[name]} ({one['error']:.4f})")
-        line_of(gap, name, x, [100 * (right - sure) for sure, right in zip(x, y, strict=True)])
-    curve.set_ylabel("share right")
-    gap.set_ylabel("share right - confidence, in points")
-    curve.set_title("reliability (error in brackets)", fontsize=10)
-    gap.set_title("the same, as distance from the diagonal", fontsize=10)
-    curve.legend(frameon=False, fontsize=8)
-    errors = ", ".join(f"{LABELS[name]} {one['error']:.4f}" for name, one in found["predictors"].items())
+    for name, one in result.predictors.items():
+        x = [each.confidence for each in one.curve]
+        line_of(curve, name, x, [each.right for each in one.curve], f"{LABELS[name]} ({one.error:.4f})")
+        line_of(gap, name, x, [100 * (each.right - each.confidence) for each in one.curve])
+    curve.set(xlabel="mean confidence of a bin", ylabel="share right")
+    gap.set(xlabel="mean confidence of a bin", ylabel="share right - confidence, in points")
+    legend_of(curve, 8)
+    errors = ", ".join(f"{LABELS[name]} {one.error:.4f}" for name, one in result.predictors.items())
     return Figure("calibration", "Reliability of the likeliest token", f"Calibration error: {errors}.", figure)
+
+
+PART = AnalysisPart(
+    "calibration",
+    "Calibration",
+    CalibrationResult,
+    lambda m: measure(m.subject, m.scores("test")),
+    show,
+    lambda subject: 1 + subject.report.test_tokens / 1e5,
+    after=("scored-test",),
+)

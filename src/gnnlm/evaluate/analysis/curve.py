@@ -47,7 +47,8 @@ def log_curve(x: Sequence[float], loss: Sequence[float]) -> Curve:
 
 def power_curve(x: Sequence[float], loss: Sequence[float]) -> Curve:
     """The best of the curves with each exponent."""
-    sizes, y = np.asarray(x, dtype=np.float64), np.asarray(loss, dtype=np.float64)
+    sizes = np.asarray(x, dtype=np.float64)
+    y = np.asarray(loss, dtype=np.float64)
     low, high = POWERS
     for _ in range(ROUNDS):
         tried = np.geomspace(low, high, TRIED)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnlm.evaluate.change import PerplexityChange
 from gnnlm.evaluate.plots import COLOURS, DARK
 from gnnlm.predict.predictor import LABELS
 
@@ -18,16 +19,19 @@ HATCHES = {"base": "", "knn": "//", "gnn": "..", "gnn_knn": "xx"}
 DOTS = 130  # of a PNG, per inch
 
 
-def axes_of(count: int, height: float = 3.0, across: bool = True, width: float = 6.4) -> tuple[Any, list[Any]]:
-    """A figure with this many panels, side by side or one below the other."""
+def axes_of(
+    count: int = 1, height: float = 3.0, width: float = 6.4, titles: Sequence[str] = ()
+) -> tuple[Any, list[Any]]:
+    """A figure with this many panels side by side."""
     from matplotlib.figure import Figure  # no global state, no display
 
-    figure = Figure(figsize=(width if count == 1 or not across else 1.55 * width, height), layout="constrained")
-    shape = (1, count) if across else (count, 1)
-    panels = list(figure.subplots(*shape, squeeze=False).flat)
+    figure = Figure(figsize=(width if count == 1 else 1.55 * width, height), layout="constrained")
+    panels = list(figure.subplots(1, count, squeeze=False).flat)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=9)
+    for axes, title in zip(panels, titles, strict=False):
+        axes.set_title(title, fontsize=10)
     return figure, panels
 
 
@@ -45,6 +49,24 @@ def line_of(axes: Any, name: str, x: Sequence[float], y: Sequence[float], label:
     axes.plot(x, y, label=label or LABELS.get(name, name), **style)
 
 
+def base_line(axes: Any, value: float) -> None:
+    """The base model's value, across the panel."""
+    axes.axhline(value, color=COLOURS["base"], ls="--", label="base")
+
+
+def k_axis(axes: Any, ks: Sequence[int], label: str) -> None:
+    """A logarithmic axis of k, with a tick for each of its values."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, [str(k) for k in ks])
+    axes.set_xlabel(label)
+
+
+def legend_of(axes: Any, size: int = 9, beside: bool = False) -> None:
+    """The legend, inside the panel or on its right."""
+    place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if beside else {}
+    axes.legend(frameon=False, fontsize=size, **place)
+
+
 def bars_of(axes: Any, names: Sequence[str], values: Mapping[str, Sequence[float]]) -> None:
     """Groups of bars, one group for each name, one bar for each predictor."""
     width = 0.8 / len(values)
@@ -53,31 +75,37 @@ def bars_of(axes: Any, names: Sequence[str], values: Mapping[str, Sequence[float
         look = {"facecolor": "white", "edgecolor": COLOURS.get(predictor, DARK), "hatch": HATCHES.get(predictor, "")}
         axes.bar(at, heights, width, label=LABELS.get(predictor, predictor), lw=1.2, **look)
     axes.set_xticks(range(len(names)), names)
-    axes.legend(frameon=False, fontsize=9)
+    legend_of(axes)
 
 
-def changes_of(axes: Any, names: Sequence[str], rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Changes in percent with their 95% intervals, a group of points for each name, a point for each predictor.
+def changes_of(
+    axes: Any,
+    names: Sequence[str],
+    rows: Mapping[str, Sequence[PerplexityChange | None]],
+    against: str = "base",
+    labels: Mapping[str, str] = LABELS,
+) -> None:
+    """Changes in percent with their 95% intervals: a group for each name, a point for each predictor.
 
-    A row has `change`, `change_low` and `change_high`, as shares; ends that are not known are left out.
+    Unknown changes are left out.
     """
     step = 0.66 / max(1, len(rows))
     for place, (predictor, changes) in enumerate(rows.items()):
         colour = COLOURS.get(predictor, DARK)
-        at = [y - 0.33 + step * (place + 0.5) for y in range(len(names))]
-        for y, row in zip(at, changes, strict=True):
-            if row["change_low"] is not None and row["change_high"] is not None:
-                axes.plot([100 * row["change_low"], 100 * row["change_high"]], [y, y], color=colour, lw=1.4)
-        points = [100 * row["change"] for row in changes]
-        label = LABELS.get(predictor, predictor)
-        axes.plot(points, at, MARKS.get(predictor, "v"), color=colour, mec="white", mew=0.5, ms=6, label=label)
+        known = [(y - 0.33 + step * (place + 0.5), row) for y, row in enumerate(changes) if row is not None]
+        for y, row in known:
+            if row.change_low is not None and row.change_high is not None:
+                axes.plot([100 * row.change_low, 100 * row.change_high], [y, y], color=colour, lw=1.4)
+        look = {"color": colour, "mec": "white", "mew": 0.5, "ms": 6, "label": labels.get(predictor, predictor)}
+        points = [100 * row.change for _, row in known]
+        axes.plot(points, [y for y, _ in known], MARKS.get(predictor, "v"), ls="none", **look)
     axes.axvline(0, color=COLOURS["base"], ls="--", lw=1)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     for y in range(1, len(names)):
         axes.axhline(y - 0.5, color="#dddddd", lw=0.6)
-    axes.set_xlabel("change of perplexity against base in %, with 95% interval")
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.set_xlabel(f"change of perplexity against {against} in %, with 95% interval")
+    legend_of(axes, 8, beside=True)
 
 
 def heat_of(
@@ -103,8 +131,8 @@ def heat_of(
         lines = axes.contour(np.minimum(values, 2 * top), levels=levels, colors="#222222", linewidths=0.7)
         axes.clabel(lines, fontsize=7, fmt="%.4g")
     row, column = np.unravel_index(int(values.argmin()), values.shape)
-    for (x, y), mark, face in (((column, row), "o", "none"), (chosen, "X", "white")):
-        axes.plot(x, y, mark, ms=11 if mark == "o" else 8, mfc=face, mec="black", mew=1.6 if mark == "o" else 0.8)
+    axes.plot(column, row, "o", ms=11, mfc="none", mec="black", mew=1.6)
+    axes.plot(*chosen, "X", ms=8, mfc="white", mec="black", mew=0.8)
     axes.set_xticks(*_few(across, 8))
     axes.set_yticks(*_few(down))
     axes.tick_params(labelsize=8)

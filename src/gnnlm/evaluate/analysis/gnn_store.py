@@ -46,12 +46,14 @@ class TrainNeighbours:
 
     @classmethod
     def of(cls, subject: Subject) -> TrainNeighbours:
-        config, encoded, parts = subject.config, subject.artifact("encode"), subject.parts
+        config, parts = subject.config, subject.snapshot
+        encoded = subject.artifact("encode")
         searched = parts.searched("train")
-        field, continuous = encoded.facts["receptive_field"], config.lm.continuous
+        field = encoded.facts["receptive_field"]
+        continuous = config.lm.continuous
         rule = LeakageRule.of(config, field, unbroken=True)
         alike = rule.span == LeakageRule.of(config, field).span or (rule.whole_document and not continuous)
-        k = min(subject.parts.predictor.graph_k, searched.table.k)
+        k = min(parts.predictor.graph_k, searched.table.k)
         stream = parts.streams["train"]
         queries = Queries(stream, keys_of(encoded, "train"), np.arange(len(stream)), k, rule, continuous)
         first_reading = searched.text is not parts.encoded["train"]
@@ -77,18 +79,20 @@ class TrainNeighbours:
         return found
 
     def _search(self, positions_N: Tensor) -> Neighbours:
-        queries, positions = self.queries, positions_N.numpy()
+        queries = self.queries
         places = queries.stream.places() if queries.continuous else None
         keys_ND = read_rows(queries.keys, positions_N)
-        index = self.subject.parts.index
-        return index.search(keys_ND, queries.k, queries.allowed(positions, places)).padded(queries.k).to("cpu")
+        allowed = queries.allowed(positions_N.numpy(), places)
+        return self.subject.snapshot.index.search(keys_ND, queries.k, allowed).padded(queries.k).to("cpu")
 
 
 @torch.inference_mode()
 def build_gnn_store(draft: Draft, subject: Subject) -> Artifact:
     """Write the states, in half precision, and their codes instead where the run's codec is `pq`."""
-    near, predictor = TrainNeighbours.of(subject), subject.parts.predictor
-    train, stream = subject.parts.encoded["train"], subject.parts.streams["train"]
+    near = TrainNeighbours.of(subject)
+    predictor = subject.snapshot.predictor
+    train = subject.snapshot.encoded["train"]
+    stream = subject.snapshot.streams["train"]
     require_space(draft.folder, 2 * len(stream) * predictor.head.width - draft.bytes_there, "the store of GNN states")
     states = draft.writer(STATES, (len(stream), predictor.head.width), np.float16)
     with Track("GNN states of train", len(stream), "positions", states.rows) as track:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gnnlm.evaluate.analysis.analysis_page import Absent
+from gnnlm.evaluate.analysis.analysis_page import MissingPart
 from gnnlm.evaluate.analysis.overview import report_section, summary_of
-from gnnlm.evaluate.analysis.section import Marked, Section, Table
+from gnnlm.evaluate.analysis.section import AnalysisSection
 from gnnlm.evaluate.report import Report
 from gnnlm.evaluate.report_tables import headline
+from gnnlm.evaluate.table import MarkedText, Table
 
 
-def markdown_of(name: str, report: Report | None, sections: Sequence[Section], absent: Sequence[Absent]) -> str:
+def markdown_of(
+    name: str, report: Report | None, sections: Sequence[AnalysisSection], absent: Sequence[MissingPart]
+) -> str:
     """The same as the page; the report's own figure is in the run's report folder."""
     lines = [f"# Analysis of {literal(name)}", ""]
     if report is not None:
@@ -46,7 +49,7 @@ def _table(table: Table) -> list[str]:
 
 
 def _cell(cell: str) -> str:
-    if not isinstance(cell, Marked):
+    if not isinstance(cell, MarkedText):
         return literal(cell)
     return f"{literal(cell.before)}{cell.mark}{literal(cell.part)}{cell.mark}{literal(cell.after)}"
 

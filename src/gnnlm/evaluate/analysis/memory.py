@@ -17,7 +17,7 @@ def peak_bytes(work: Callable[[], object], device: str = "cpu") -> int:
     """Run some work and return the peak of the memory that torch allocated for it.
 
     Every allocation is counted, so the figure does not depend on the machine's other work. Pages of memory-mapped files
-    are not in it.
+    are left out.
 
     >>> peak_bytes(lambda: torch.zeros(1000) + torch.zeros(1000))
     12000
@@ -42,17 +42,18 @@ def peak_bytes(work: Callable[[], object], device: str = "cpu") -> int:
 
 
 def network_bytes(subject: Subject, predictor: Predictor) -> int:
-    """The peak while some test tokens pass through the network, with the states of their windows at hand."""
+    """The peak while some test tokens pass through the network; the states of their windows are loaded before."""
     positions = torch.arange(min(MEASURED, len(subject.test.text)))[None]
-    context, near = subject.test.context(positions), subject.test.table.at(positions, predictor.graph_k)
+    context = subject.test.context(positions)
+    near = subject.test.table.at(positions, predictor.graph_k)
     return peak_bytes(lambda: predictor.step(context, near, ("gnn",)), str(predictor.head.device))
 
 
 @torch.inference_mode()
 def base_bytes(subject: Subject) -> int:
     """The peak while the base model reads as many tokens."""
-    lm, stream = subject.parts.lm, subject.parts.streams["test"]
-    tokens = torch.from_numpy(stream.text()[:MEASURED])
+    lm = subject.snapshot.lm
+    tokens = torch.from_numpy(subject.snapshot.streams["test"].text()[:MEASURED])
     window = min(subject.config.lm.window, len(tokens))
     tokens_BT = tokens[: len(tokens) // window * window].view(-1, window)
     return peak_bytes(lambda: lm.encode(tokens_BT), str(lm.head.device))

@@ -7,213 +7,250 @@ the GNN's states of train positions are made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict
 from torch import Tensor
 
 from gnnlm.artifact import Artifact, Draft
-from gnnlm.datastore.store import mapped
-from gnnlm.evaluate.analysis.figure import axes_of
+from gnnlm.evaluate.analysis.figure import axes_of, changes_of, legend_of
 from gnnlm.evaluate.analysis.gnn_store import gnn_keys
-from gnnlm.evaluate.analysis.score_cache import ScoredSplit
-from gnnlm.evaluate.analysis.section import Cell, Column, Figure, Section, Table, change_of, perplexity, text
+from gnnlm.evaluate.analysis.part import AnalysisPart
+from gnnlm.evaluate.analysis.score_cache import CachedScores
+from gnnlm.evaluate.analysis.section import AnalysisSection, Figure, PartResult
 from gnnlm.evaluate.analysis.subject import Subject
-from gnnlm.evaluate.mix_weight import sample_text
-from gnnlm.evaluate.tune import best_with_one_weight, choose_mixes, grid_of, tune_mixes
-from gnnlm.predict.bootstrap import Floats
+from gnnlm.evaluate.change import PerplexityChange
+from gnnlm.evaluate.table import Table, percent, perplexity, text
+from gnnlm.evaluate.tune import choose_mixes, grid_of, tune_mixes
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.split_scoring import SearchedText, SplitScores
 from gnnlm.retrieval.exact import ExactIndex
-from gnnlm.retrieval.index import Index, Rows, as_keys, keys_of
-from gnnlm.retrieval.open_index import open_exact
+from gnnlm.retrieval.index import Index, Rows, as_keys
 from gnnlm.retrieval.search import search_table
 
-PAPER = {"base/base": 14.82, "base/gnn": 15.16, "gnn/base": 14.97, "gnn/gnn": 14.76}  # query/key, WikiText-103
-WEIGHED = ("tuned", "one_weight")  # as the run weighs p_kNN, and with one weight as in the paper
+FIRST = "base/base"
+PAPER = {FIRST: 14.82, "base/gnn": 15.16, "gnn/base": 14.97, "gnn/gnn": 14.76}  # query/key, WikiText-103
+WEIGHTS = ("tuned", "one_weight")  # p_kNN weighed as in the run, and with one weight as in the paper
 LABEL = {"base": "base", "gnn": "GNN"}
 
 
-def measure(subject: Subject, draft: Draft, valid: ScoredSplit, test: ScoredSplit, store: Artifact) -> dict[str, Any]:
-    """Pairs are kept as they are made: their mixes as notes, their log-probabilities as arrays."""
-    kept, scored = draft.notes.setdefault("mixes", {}), {"valid": valid, "test": test}
+class StoreOfStates(PartResult):
+    """How the GNN's states of train positions were made and stored."""
+
+    kind: str
+    bytes: int | None = None
+    error: float | None = None
+    rows: int
+    k: int
+    searched_here: int
+    exclude: str
+    key: str
+
+
+class WeightedPair(PerplexityChange):
+    """The figures of a pair against base/base, and its mix."""
+
+    mix: dict[str, Any]
+
+
+class RepresentationPair(WeightedPair):
+    one_weight: WeightedPair
+
+
+class RepresentationResult(PartResult):
+    """The pairs, by query/key."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, RepresentationPair]
+
+    store: StoreOfStates
+    base: PerplexityChange
+
+    @property
+    def pairs(self) -> dict[str, RepresentationPair]:
+        return {pair: self.__pydantic_extra__[pair] for pair in PAPER}
+
+
+def measure(
+    subject: Subject, draft: Draft, valid: CachedScores, test: CachedScores, store: Artifact
+) -> RepresentationResult:
+    """Measure each pair. Finished pairs are kept in the draft: their mixes as notes, their scores as arrays."""
+    mixes = draft.notes.setdefault("mixes", {})
+    scores = {"valid": valid, "test": test}
     for key in ("base", "gnn"):
-        pairs = [pair for pair in PAPER if pair.endswith(f"/{key}") and pair not in kept]
+        pairs = [pair for pair in PAPER if pair.endswith(f"/{key}") and pair not in mixes]
         index = keys_index(subject, key, store) if pairs else None
         for pair in pairs:
             assert index is not None
             query = pair.split("/")[0]
-            texts = {split: searched(subject, query, key, split, scored[split], index) for split in scored}
-            mixes = choose(subject, texts["valid"], valid)
-            for name, mix in mixes.items():
-                values = pair_scores(subject, texts["test"], test, mix)
-                draft.save(_file(pair, name), values.astype(np.float32))
-            kept[pair] = {name: mix.as_dict() for name, mix in mixes.items()}
-            draft.commit(*(_file(pair, name) for name in mixes))
-    found: dict[str, Any] = {}
-    for pair in PAPER:
-        rows = {name: _row(subject, draft, pair, name) | {"mix": kept[pair][name]} for name in WEIGHED}
-        found[pair] = rows["tuned"] | {"one_weight": rows["one_weight"]}
+            texts = {split: searched(subject, query, key, split, scores[split], index) for split in scores}
+            chosen = choose(subject, texts["valid"], valid)
+            for name, mix in chosen.items():
+                mixed = test.mixed(texts["test"], subject.snapshot.store, "gnn", mix)
+                draft.save(_file(pair, name), mixed.astype(np.float32))
+            mixes[pair] = {name: mix.as_dict() for name, mix in chosen.items()}
+            draft.commit(*(_file(pair, name) for name in chosen))
+
+    def figures(pair: str, name: str) -> dict[str, Any]:
+        here, first = (np.load(draft.folder / _file(each, name)).astype(np.float64) for each in (pair, FIRST))
+        return {**subject.changed(here, first).model_dump(), "mix": mixes[pair][name]}
+
+    found = {
+        pair: RepresentationPair(**figures(pair, "tuned"), one_weight=WeightedPair(**figures(pair, "one_weight")))
+        for pair in PAPER
+    }
     facts = {name: store.facts.get(name) for name in ("kind", "bytes", "error", "rows", "k", "searched_here")}
-    about = {"exclude": subject.config.exclude, "key": subject.artifact("encode").facts.get("key", "state")}
-    return found | {"store": facts | about, "base": subject.changed(subject.scores["base"], subject.scores["base"])}
+    key = subject.artifact("encode").facts.get("key", "state")
+    about = StoreOfStates(**facts, exclude=subject.config.exclude, key=key)
+    base = subject.scores["base"]
+    return RepresentationResult(store=about, base=subject.changed(base, base), **found)
 
 
 def keys_index(subject: Subject, key: str, store: Artifact) -> Index:
     """Exact search over the rows of the run's index, by the base model's keys or by the GNN's states."""
-    metric, device = subject.artifact("index").facts["metric"], str(subject.parts.predictor.head.device)
-    stream = subject.parts.streams["train"]
     if key == "base":
-        return open_exact(subject.artifact("encode"), stream, metric, device)
-    positions = Rows.of(stream).all()
-    return ExactIndex(as_keys(gnn_keys(store, positions, device).to(device), metric), positions.to(device), metric)
+        return subject.exact_index()
+    metric = subject.artifact("index").facts["metric"]
+    positions = Rows.of(subject.snapshot.streams["train"]).all()
+    keys = gnn_keys(store, positions, subject.device).to(subject.device)
+    return ExactIndex(as_keys(keys, metric), positions.to(subject.device), metric)
 
 
-def searched(subject: Subject, query: str, key: str, split: str, scored: ScoredSplit, index: Index) -> SearchedText:
+def searched(subject: Subject, query: str, key: str, split: str, scores: CachedScores, index: Index) -> SearchedText:
     """A split with the neighbours of one pair; those of base/base are the run's own if its index is exact."""
-    own = subject.parts.searched(split)
+    own = subject.snapshot.searched(split)
     if query == key == "base" and subject.artifact("index").facts["kind"] == "exact":
         return own
-    keys_PD = queries_of(subject, query, split, scored)
-    label, chunk = f"search {split} by {query} queries and {key} keys", subject.config.search.shard_queries
-    return replace(own, table=search_table(index, keys_PD, own.table.k, chunk, label))
+    keys_PD = queries_of(subject, query, split, scores)
+    label = f"search {split} by {query} queries and {key} keys"
+    return replace(own, table=search_table(index, keys_PD, own.table.k, subject.config.search.shard_queries, label))
 
 
-def queries_of(subject: Subject, query: str, split: str, scored: ScoredSplit) -> Tensor:
+def queries_of(subject: Subject, query: str, split: str, scores: CachedScores) -> Tensor:
     """The queries of all positions of a split, [P, D]."""
-    return scored.gnn_states_PD if query == "gnn" else mapped(keys_of(subject.artifact("encode"), split))
+    return scores.gnn_states_PD if query == "gnn" else subject.keys(split)
 
 
-def choose(subject: Subject, valid: SearchedText, scored: ScoredSplit) -> dict[str, Mix]:
+def choose(subject: Subject, valid: SearchedText, scores: CachedScores) -> dict[str, Mix]:
     """The mix of the GNN's softmax with these neighbours, chosen on valid as the tune stage does."""
-    config, store, scores = subject.config, subject.parts.store, {"gnn": scored.log_probs("gnn")}
+    config, store = subject.config, subject.snapshot.store
+    log_probs = {"gnn": scores.log_probs("gnn")}
     grid = grid_of(config.tune, config.buckets, config.index.metric, valid.table.similarity)
-    tuned = tune_mixes(valid, store, scores, grid)
+    tuned = tune_mixes(valid, store, log_probs, grid)
     mix = tuned[0]["gnn"]
     if config.gate:
-        choice = choose_mixes(valid, store, SplitScores(scores, {}, {"gnn": scored.sure("gnn")}), tuned)["gnn"]
-        mix = choice.mixes[choice.best]
-    return {"tuned": mix, "one_weight": best_with_one_weight(tuned[1], "gnn")}
-
-
-def pair_scores(subject: Subject, test: SearchedText, scored: ScoredSplit, mix: Mix) -> Floats:
-    """Log-probabilities of the test tokens under a mix of the GNN's softmax with these neighbours."""
-    sure = None if mix.gate is None else scored.sure("gnn")
-    sample = sample_text(test, subject.parts.store, scored.log_probs("gnn"), mix, sure)
-    return np.asarray(sample.log_probs(mix).numpy())
+        fitted = choose_mixes(valid, store, SplitScores(log_probs, {}, {"gnn": scores.confidence("gnn")}), tuned)["gnn"]
+        mix = fitted.mixes[fitted.best]
+    return {"tuned": mix, "one_weight": tuned[1].best("gnn")}
 
 
 def _file(pair: str, name: str) -> str:
     return f"{pair.replace('/', '-')}.{name}.log_probs.npy"
 
 
-def _row(subject: Subject, draft: Draft, pair: str, name: str) -> dict[str, Any]:
-    """Perplexity of a pair and its paired change against base/base."""
-    scores, first = (np.load(draft.folder / _file(each, name)).astype(np.float64) for each in (pair, "base/base"))
-    return subject.changed(scores, first)
-
-
-def show(found: dict[str, Any]) -> Section:
-    store, pairs = found["store"], {pair: found[pair] for pair in PAPER}
-    alike = all(row["ppl"] == row["one_weight"]["ppl"] for row in pairs.values())
-    columns = [text("query"), text("key"), perplexity("+GNN+kNN"), text("change, 95%")]
-    if not alike:
-        columns += [perplexity("with one weight"), text("one weight: change, 95%")]
-    columns += [perplexity("paper"), _signed("paper: change")]
-    rows: list[list[Cell]] = []
-    for pair, row in pairs.items():
-        one, (query, key) = row["one_weight"], pair.split("/")
-        first = pair == "base/base"
-        rows.append([LABEL[query], LABEL[key], row["ppl"], "" if first else change_of(row)])
-        if not alike:
-            rows[-1] += [one["ppl"], "" if first else change_of(one)]
-        rows[-1] += [PAPER[pair], PAPER[pair] / PAPER["base/base"] - 1]
-    said = _finding(pairs)
-    return Section(
-        "representation",
-        "Representation in kNN",
+def show(result: RepresentationResult) -> AnalysisSection:
+    pairs = result.pairs
+    columns = [
+        text("query", lambda line: LABEL[line[0].split("/")[0]]),
+        text("key", lambda line: LABEL[line[0].split("/")[1]]),
+        perplexity("+GNN+kNN", lambda line: line[1].ppl),
+        text("change, 95%", lambda line: "" if line[0] == FIRST else line[1].words),
+    ]
+    if any(pair.ppl != pair.one_weight.ppl for pair in pairs.values()):
+        columns += [
+            perplexity("with one weight", lambda line: line[1].one_weight.ppl),
+            text("one weight: change, 95%", lambda line: "" if line[0] == FIRST else line[1].one_weight.words),
+        ]
+    columns += [
+        perplexity("paper", lambda line: PAPER[line[0]]),
+        percent("paper: change", lambda line: PAPER[line[0]] / PAPER[FIRST] - 1, sign=True),
+    ]
+    finding = _finding(pairs)
+    return AnalysisSection(
         [
             "Neighbours for p_kNN are found with queries and keys that are states of the base model or of the graph "
             "network, by exact search. The softmax side is the network's state in all four rows, and each row has its "
             "own k, temperature and weights, chosen on valid as the run chooses its own. Changes are against base "
             "queries and base keys, with the 95% interval of the paired change.",
-            _how(store),
-            said,
+            _how(result.store),
+            finding,
             "The paper's figures are for WikiText-103. It finds GNN states for both best by a little, and one of each "
             "worst.",
         ],
-        [Table("representation", "Test perplexity by representation", columns, rows)],
-        [_figure(pairs, said)],
-        [said],
+        [Table.of("representation", "Test perplexity by representation", pairs.items(), *columns)],
+        [_figure(pairs, finding)],
+        [finding],
     )
 
 
-def _signed(name: str) -> Column:
-    return Column(name, lambda value: f"{100 * value:+.1f}%")
-
-
-def _how(store: dict[str, Any]) -> str:
+def _how(store: StoreOfStates) -> str:
     """How the GNN's states of train positions were made."""
-    barred = "its own document" if store["exclude"] == "document" else "its receptive field and what is carried to it"
+    barred = "its own document" if store.exclude == "document" else "its receptive field and what is carried to it"
     how = (
-        f"The network's state of a train position has {store['k']} neighbours found under the run's leakage rule: none "
+        f"The network's state of a train position has {store.k} neighbours found under the run's leakage rule: none "
         f"from {barred}. So a key has seen neither itself nor its own token, as a query of held-out text has not."
     )
-    if store["searched_here"]:
+    if store.searched_here:
         how += (
-            f" Of {store['rows']:,} train positions, {store['searched_here']:,} were not in the run's table under that "
+            f" Of {store.rows:,} train positions, {store.searched_here:,} were not in the run's table under that "
             "rule; they were searched for this, in the same index."
         )
-    if store["kind"] == "pq":
+    if store.kind == "pq":
         how += (
-            f" As the run's codec says, the network's states are stored in {store['bytes']} bytes each, which loses "
-            f"{100 * store['error']:.1f}% of their variance; base keys are exact, as in the run's own search."
+            f" As the run's codec says, the network's states are stored in {store.bytes} bytes each, which loses "
+            f"{100 * (store.error or 0.0):.1f}% of their variance; base keys are exact, as in the run's own search."
         )
-    if store["key"] != "state":
+    if store.key != "state":
         how += (
             " Base queries and keys are the input of the last feed-forward layer (store.key), as in the run's search."
         )
     return how
 
 
-def _finding(pairs: dict[str, dict[str, Any]]) -> str:
-    first = pairs["base/base"]
-    best = min(pairs, key=lambda pair: pairs[pair]["ppl"])
-    if all(row["ppl"] == first["ppl"] for row in pairs.values()):
-        return f"All four are equal ({first['ppl']:.2f}): the network leaves the base model's states as they are."
-    row, (query, key) = pairs[best], best.split("/")
-    if best == "base/base":
-        second = min((pair for pair in pairs if pair != best), key=lambda pair: pairs[pair]["ppl"])
-        worse = pairs[second]["change_low"] is not None and pairs[second]["change_low"] > 0
-        return (
-            f"Base states for queries and keys are best ({first['ppl']:.2f}); {LABEL[second.split('/')[0]]} queries "
-            f"with {LABEL[second.split('/')[1]]} keys come next: {pairs[second]['ppl']:.2f}, "
-            f"{change_of(pairs[second])}{'' if worse else ', a difference that is not significant'}."
+def _finding(pairs: Mapping[str, RepresentationPair]) -> str:
+    first = pairs[FIRST]
+    if all(pair.ppl == first.ppl for pair in pairs.values()):
+        return f"All four are equal ({first.ppl:.2f}): the network leaves the base model's states as they are."
+    best, second = sorted(pairs, key=lambda pair: pairs[pair].ppl)[:2]
+    if best == FIRST:
+        query, key = second.split("/")
+        row = pairs[second]
+        said = (
+            f"Base states for queries and keys are best ({first.ppl:.2f}); {LABEL[query]} queries with {LABEL[key]} "
+            f"keys come next: {row.ppl:.2f}, {row.words}"
         )
-    sure = row["change_high"] is not None and row["change_high"] < 0
-    return (
-        f"{'GNN' if query == 'gnn' else 'Base'} queries with {LABEL[key]} keys are best: {row['ppl']:.2f} against "
-        f"{first['ppl']:.2f} of base states for both, {change_of(row)}"
-        f"{'' if sure else ', a difference that is not significant'}."
-    )
+    else:
+        query, key = best.split("/")
+        row = pairs[best]
+        said = (
+            f"{'GNN' if query == 'gnn' else 'Base'} queries with {LABEL[key]} keys are best: {row.ppl:.2f} against "
+            f"{first.ppl:.2f} of base states for both, {row.words}"
+        )
+    return f"{said}{'' if row.is_significant else ', a difference that is not significant'}."
 
 
-def _figure(pairs: dict[str, dict[str, Any]], said: str) -> Figure:
-    figure, (axes,) = axes_of(1, height=2.4)
-    for place, (pair, row) in enumerate(pairs.items()):
-        low, high = (100 * (row["change"] if row[end] is None else row[end]) for end in ("change_low", "change_high"))
-        axes.plot([low, high], [place, place], color="#009e73", lw=2.5, solid_capstyle="butt")
-        axes.plot([low, high], [place, place], "|", color="#009e73", ms=10, mew=2)
-        axes.plot(
-            100 * row["change"], place, "^", color="#009e73", ms=8, mec="white", label="here" if not place else ""
-        )
-        paper = 100 * (PAPER[pair] / PAPER["base/base"] - 1)
-        axes.plot(paper, place, "x", color="#333333", ms=7, label="paper" if not place else "")
-    axes.axvline(0, color="#666666", ls="--", lw=1)
-    axes.set_yticks(range(len(pairs)), [" / ".join(LABEL[part] for part in pair.split("/")) for pair in pairs])
-    axes.set_ylim(len(pairs) - 0.5, -0.5)
-    axes.set_xlabel("change of perplexity against base / base in %, with 95% interval")
+def _figure(pairs: Mapping[str, RepresentationPair], finding: str) -> Figure:
+    figure, (axes,) = axes_of(height=2.4)
+    names = [" / ".join(LABEL[part] for part in pair.split("/")) for pair in pairs]
+    changes_of(axes, names, {"gnn_knn": list(pairs.values())}, against="base / base", labels={"gnn_knn": "here"})
+    paper = [100 * (PAPER[pair] / PAPER[FIRST] - 1) for pair in pairs]
+    axes.plot(paper, range(len(pairs)), "x", color="#333333", ms=7, label="paper")
     axes.set_ylabel("query / key")
-    axes.legend(frameon=False, fontsize=9)
-    return Figure("representation", "Perplexity by representation of queries and keys", said, figure)
+    legend_of(axes, 8, beside=True)
+    return Figure("representation", "Perplexity by representation of queries and keys", finding, figure)
+
+
+PART = AnalysisPart(
+    "representation",
+    "Representation in kNN",
+    RepresentationResult,
+    lambda m: measure(m.subject, m.draft, m.scores("valid"), m.scores("test"), m.prepared["gnn-store"]),
+    show,
+    lambda subject: 4 * sum(subject.seconds_to_search(split) for split in ("valid", "test")),
+    stages=("tune", "eval"),
+    after=("scored-valid", "scored-test", "gnn-store"),
+    gnn=True,
+)

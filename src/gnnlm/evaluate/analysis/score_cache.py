@@ -1,6 +1,6 @@
-"""One pass of the tuned predictors over a split, kept: what the sweeps read, so that none of them makes it again.
+"""The scores of a split under the tuned predictors, computed once and read by several parts of the analysis.
 
-The pass is made document by document, so that it can be resumed: no context edge crosses a document's bounds.
+A split is scored document by document, so that an interrupted pass can be resumed: no context edge leaves a document.
 
 Shapes: P positions, N tokens, V vocabulary, D width.
 """
@@ -15,20 +15,22 @@ import torch
 from torch import Tensor
 
 from gnnlm.artifact import Artifact, Draft
-from gnnlm.datastore.store import mapped
+from gnnlm.datastore.store import Store, mapped
 from gnnlm.evaluate.analysis.subject import Subject
 from gnnlm.evaluate.mix_weight import sample_text
 from gnnlm.lm.head import CHUNK_LOGITS, Confidence
 from gnnlm.predict.bootstrap import Floats
 from gnnlm.predict.knn import Mix
+from gnnlm.predict.split_scoring import SearchedText
 from gnnlm.progress import Track
 
 SHARD = 4096  # positions between two commits, at least
+CONFIDENCE = {"best": np.int32, "best_log_probs": np.float32, "entropy": np.float32}  # the files of a `Confidence`
 
 
 @dataclass(frozen=True)
-class ScoredSplit:
-    """The tokens of a split under each predictor, and the graph network's states of all its positions."""
+class CachedScores:
+    """The scores of a split's tokens under each predictor, and the graph network's states of all its positions."""
 
     artifact: Artifact
 
@@ -41,16 +43,20 @@ class ScoredSplit:
         """The log-probability of every token, [N]."""
         return np.asarray(self.artifact.array(f"{name}.log_probs.npy"), dtype=np.float64)
 
-    def sure(self, name: str) -> Confidence:
+    def confidence(self, name: str) -> Confidence:
         """The likeliest token at every token's place, its log-probability, and the entropy of the prediction, [N]."""
-        kinds = (("best", np.int64), ("best_log_probs", np.float32), ("entropy", np.float32))
-        columns = (np.asarray(self.artifact.array(f"{name}.{kind}.npy"), dtype=dtype) for kind, dtype in kinds)
-        return Confidence(*(torch.from_numpy(column) for column in columns))
+        token, log_prob, entropy = (np.asarray(self.artifact.array(f"{name}.{kind}.npy")) for kind in CONFIDENCE)
+        return Confidence(
+            torch.from_numpy(token.astype(np.int64)), torch.from_numpy(log_prob), torch.from_numpy(entropy)
+        )
 
-    def mixed(self, subject: Subject, state: str, mix: Mix) -> Floats:
-        """The log-probability of every test token if this state's softmax is mixed with kNN in another way, [N]."""
-        sure = None if mix.gate is None else self.sure(state)
-        sample = sample_text(subject.test, subject.parts.store, self.log_probs(state), mix, sure)
+    def mixed(self, text: SearchedText, store: Store, state: str, mix: Mix) -> Floats:
+        """The log-probability of every token if the softmax of `state` is mixed with kNN in this way, [N].
+
+        `text` is the split, perhaps with other neighbours than the run's.
+        """
+        confidence = None if mix.gate is None else self.confidence(state)
+        sample = sample_text(text, store, self.log_probs(state), mix, confidence)
         return np.asarray(sample.log_probs(mix).numpy())
 
     @property
@@ -61,19 +67,17 @@ class ScoredSplit:
 
 @torch.inference_mode()
 def score_split(draft: Draft, subject: Subject, split: str) -> Artifact:
-    """Score a split under all predictors and keep what `ScoredSplit` reads."""
-    text, predictor = subject.parts.searched(split), subject.parts.predictor
-    stream, names, head = subject.parts.streams[split], predictor.names, predictor.head
-    tokens = stream.token_count
+    """Score a split under all predictors and write what `CachedScores` reads."""
+    text = subject.snapshot.searched(split)
+    predictor = subject.snapshot.predictor
+    stream = subject.snapshot.streams[split]
+    names = predictor.names
+    head = predictor.head
+    kinds = {"log_probs": np.float32, **CONFIDENCE}
     columns = {
-        f"{name}.{kind}.npy": draft.writer(f"{name}.{kind}.npy", (tokens,), dtype)
+        (name, kind): draft.writer(f"{name}.{kind}.npy", (stream.token_count,), dtype)
         for name in names
-        for kind, dtype in (
-            ("log_probs", np.float32),
-            ("best", np.int32),
-            ("best_log_probs", np.float32),
-            ("entropy", np.float32),
-        )
+        for kind, dtype in kinds.items()
     }
     states = draft.writer("gnn.states.npy", (len(stream), head.width), np.float16) if "gnn" in names else None
     block = max(1, min(subject.config.eval.block, CHUNK_LOGITS // head.vocab_size))
@@ -86,11 +90,10 @@ def score_split(draft: Draft, subject: Subject, split: str) -> Artifact:
                 if states is not None:
                     states.append(prediction.states["gnn"].half().cpu().numpy())
                 for name, full_nV in prediction[real_n.to(head.device)].log_probs(names).items():
-                    sure = Confidence.of(full_nV)
                     targets = targets_n[real_n].to(full_nV.device)
-                    found = (full_nV.gather(1, targets[:, None])[:, 0], sure.token, sure.log_prob, sure.entropy)
-                    for kind, values in zip(("log_probs", "best", "best_log_probs", "entropy"), found, strict=True):
-                        columns[f"{name}.{kind}.npy"].append(values.cpu().numpy())
+                    values = (full_nV.gather(1, targets[:, None])[:, 0], *Confidence.of(full_nV))
+                    for kind, value in zip(kinds, values, strict=True):
+                        columns[name, kind].append(value.cpu().numpy())
                 track.advance(len(positions_n))
             draft.notes["positions"] = int(positions[-1]) + 1
             draft.commit()

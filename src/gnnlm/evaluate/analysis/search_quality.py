@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 
-from gnnlm.datastore.store import mapped
-from gnnlm.evaluate.analysis.document_sample import Drawn, draw_documents
-from gnnlm.evaluate.analysis.figure import axes_of, line_of
-from gnnlm.evaluate.analysis.section import Cell, Figure, Section, Table, change_of, number, percent, perplexity, text
+from gnnlm.evaluate.analysis.figure import axes_of, k_axis, line_of
+from gnnlm.evaluate.analysis.part import AnalysisPart
+from gnnlm.evaluate.analysis.section import AnalysisSection, Figure, PartResult
 from gnnlm.evaluate.analysis.subject import Subject
+from gnnlm.evaluate.change import PerplexityChange
+from gnnlm.evaluate.table import Table, change_columns, number, percent, perplexity, text
 from gnnlm.predict.predictor import LABELS
 from gnnlm.predict.predictor import perplexity as perplexity_of
 from gnnlm.predict.split_scoring import score_text
 from gnnlm.progress import Track
-from gnnlm.retrieval.index import Index, keys_of
+from gnnlm.retrieval.index import Index
 from gnnlm.retrieval.index_recall import recall_ks, recall_of
-from gnnlm.retrieval.open_index import open_exact
 from gnnlm.retrieval.search import search_table
 
 QUERIES = 2000  # test positions whose neighbours are compared, at most
@@ -28,96 +28,144 @@ TOKENS = 6000  # test tokens that are scored with exact neighbours, at most
 CHUNK = 256
 
 
-def measure(subject: Subject) -> dict[str, Any]:
-    made, k = subject.artifact("index").facts, subject.test.table.k
-    kind = made["kind"]
-    found: dict[str, Any] = {"kind": kind, "k": k, "rows": made["rows"]}
-    if kind == "exact":
-        return found | {"queries": 0, "recall": [{"k": at, "recall": 1.0} for at in recall_ks(k)], "cost": []}
-    device = str(subject.parts.predictor.head.device)
-    exact = open_exact(subject.artifact("encode"), subject.parts.streams["train"], made["metric"], device)
-    found |= _recall(subject, exact)
-    return found | _cost(subject, exact, draw_documents(subject, TOKENS))
+class IndexRecall(PartResult):
+    k: int
+    recall: float
 
 
-def _recall(subject: Subject, exact: Index) -> dict[str, Any]:
-    """Recall of the run's own table on test positions drawn at random."""
-    ks, keys_PD = recall_ks(subject.test.table.k), mapped(keys_of(subject.artifact("encode"), "test"))
-    positions = subject.positions_N.numpy()
-    drawn = np.sort(np.random.default_rng(subject.seed).permutation(positions)[:QUERIES])
+class SearchCost(PerplexityChange):
+    """A predictor's perplexity with the run's neighbours, and its change against that with exact neighbours."""
+
+    name: str
+    exact_ppl: float
+
+
+class SearchQualityResult(PartResult):
+    """The index of a run; with exact search there is nothing to measure beyond its size."""
+
+    kind: str
+    k: int
+    rows: int
+    queries: int = 0
+    recall: list[IndexRecall]
+    cost: list[SearchCost] = Field(default_factory=list)
+    queries_per_s: dict[str, float] = Field(default_factory=dict)  # `exact` and `index`
+    tokens: int = 0
+    documents: int = 0
+
+
+def measure(subject: Subject) -> SearchQualityResult:
+    index = subject.artifact("index").facts
+    k = subject.test.table.k
+    about = {"kind": index["kind"], "k": k, "rows": index["rows"]}
+    if index["kind"] == "exact":
+        return SearchQualityResult(**about, recall=[IndexRecall(k=at, recall=1.0) for at in recall_ks(k)])
+    exact = subject.exact_index()
+    drawn = np.sort(np.random.default_rng(subject.seed).permutation(subject.positions_N.numpy())[:QUERIES])
+    recall = _recall(subject, exact, torch.from_numpy(drawn))
+    predictor, config = subject.snapshot.predictor, subject.config
+    sample = subject.sample_documents(TOKENS)
+    keys_PD = subject.keys("test")[sample.positions_P]
+    chunk = config.search.shard_queries
+    began = time.perf_counter()
+    table = search_table(exact, keys_PD, k, chunk, "exact search of test documents", sample.positions_P)
+    seconds = time.perf_counter() - began
+    text_ = replace(subject.test, table=table)
+    label = "score test with exact neighbours"
+    scores, _ = score_text(predictor, text_, config.eval.block, label, predictor.names, sample.positions_P)
+    cost = []
+    for name in predictor.names[1:]:
+        change = subject.changed(subject.scores[name][sample.tokens_N], scores[name], sample.tokens_N)
+        cost.append(SearchCost(**change.model_dump(), name=name, exact_ppl=perplexity_of(-float(scores[name].mean()))))
+    return SearchQualityResult(
+        **about,
+        queries=len(drawn),
+        recall=recall,
+        cost=cost,
+        queries_per_s={
+            "exact": len(sample.positions_P) / seconds,
+            "index": len(subject.test.text) / max(1e-9, subject.report.seconds["search"]),
+        },
+        tokens=len(sample.tokens_N),
+        documents=len(sample.documents),
+    )
+
+
+def _recall(subject: Subject, exact: Index, positions_N: torch.Tensor) -> list[IndexRecall]:
+    """Recall of the run's own table at some test positions."""
+    ks = recall_ks(subject.test.table.k)
+    keys_PD = subject.keys("test")
     sums = dict.fromkeys(ks, 0.0)
-    with Track("exact search of test", len(drawn), "queries") as track:
-        for part in torch.from_numpy(drawn).split(CHUNK):
+    with Track("exact search of test", len(positions_N), "queries") as track:
+        for part in positions_N.split(CHUNK):
             for k, recall in recall_of(subject.test.table.at(part), keys_PD[part], exact, ks).items():
                 sums[k] += recall * len(part)
             track.advance(len(part))
-    return {"queries": len(drawn), "recall": [{"k": k, "recall": total / len(drawn)} for k, total in sums.items()]}
+    return [IndexRecall(k=k, recall=total / len(positions_N)) for k, total in sums.items()]
 
 
-def _cost(subject: Subject, exact: Index, drawn: Drawn) -> dict[str, Any]:
-    """The predictors with exact neighbours on some documents, and as the run has them."""
-    predictor, config, test = subject.parts.predictor, subject.config, subject.test
-    keys_PD = mapped(keys_of(subject.artifact("encode"), "test"))[drawn.positions_P]
-    began, chunk = time.perf_counter(), config.search.shard_queries
-    table = search_table(exact, keys_PD, test.table.k, chunk, "exact search of test documents", drawn.positions_P)
-    seconds = time.perf_counter() - began
-    names, label = predictor.names, "score test with exact neighbours"
-    searched = replace(test, table=table)
-    scores, _ = score_text(predictor, searched, config.eval.block, label, names, drawn.positions_P)
-    rows = []
-    for name in names[1:]:
-        own = subject.scores[name][drawn.tokens_N]
-        exactly = perplexity_of(-float(scores[name].mean()))
-        rows.append({"name": name, "exact_ppl": exactly, **subject.changed(own, scores[name], drawn.tokens_N)})
-    speeds = {"exact": len(drawn.positions_P) / seconds, "index": _queries_per_second(subject)}
-    tokens = {"tokens": len(drawn.tokens_N), "documents": len(drawn.documents)}
-    return {"cost": rows, "queries_per_s": speeds, **tokens}
-
-
-def _queries_per_second(subject: Subject) -> float:
-    return len(subject.test.text) / max(1e-9, subject.report.seconds["search"])
-
-
-def show(found: dict[str, Any]) -> Section:
-    rows: list[list[Cell]] = [[str(row["k"]), row["recall"]] for row in found["recall"]]
-    tables = [Table("search_recall", "Recall against exact search", [text("k"), percent("recall@k")], rows)]
-    if found["kind"] == "exact":
-        said = (
-            f"The run's index is exact over {found['rows']:,} rows: recall is 1 by definition, and search costs no "
+def show(result: SearchQualityResult) -> AnalysisSection:
+    recall_table = Table.of(
+        "search_recall",
+        "Recall against exact search",
+        result.recall,
+        text("k", lambda row: str(row.k)),
+        percent("recall@k", lambda row: row.recall),
+    )
+    if result.kind == "exact":
+        finding = (
+            f"The run's index is exact over {result.rows:,} rows: recall is 1 by definition, and search costs no "
             "perplexity. Nothing was searched for this."
         )
-        return Section("search", "Search quality", [said], tables, (), [said])
-    last, speeds = found["recall"][-1], found["queries_per_s"]
-    worst = max(found["cost"], key=lambda row: row["change"])
-    said = (
-        f"The index ({found['kind']}) finds {100 * last['recall']:.1f}% of the {last['k']:,} true neighbours, and "
-        f"{100 * found['recall'][0]['recall']:.1f}% of the nearest ones; with exact neighbours perplexity of "
-        f"{LABELS[worst['name']]} is {worst['exact_ppl']:.2f}, with those of the index {worst['ppl']:.2f}, "
-        f"{change_of(worst)}."
+        return AnalysisSection([finding], [recall_table], summary=[finding])
+    nearest, last = result.recall[0], result.recall[-1]
+    worst = max(result.cost, key=lambda row: row.change)
+    finding = (
+        f"The index ({result.kind}) finds {100 * last.recall:.1f}% of the {last.k:,} true neighbours, and "
+        f"{100 * nearest.recall:.1f}% of the nearest ones; with exact neighbours perplexity of "
+        f"{LABELS[worst.name]} is {worst.exact_ppl:.2f}, with those of the index {worst.ppl:.2f}, {worst.words}."
     )
-    columns = [text("predictor"), perplexity("exact neighbours"), perplexity("the run's"), text("cost, 95%")]
-    cost = [[LABELS[row["name"]], row["exact_ppl"], row["ppl"], change_of(row)] for row in found["cost"]]
-    tables.append(Table("search_cost", "Perplexity with exact neighbours and with the run's", columns, cost))
-    pace = [["exact", speeds["exact"]], ["the run's index", speeds["index"]]]
-    tables.append(Table("search_speed", "Queries a second", [text("search"), number("queries/s", 0)], pace))
-    figure, (axes,) = axes_of(1)
-    line_of(axes, "knn", [r["k"] for r in found["recall"]], [100 * r["recall"] for r in found["recall"]], "recall@k")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([row["k"] for row in found["recall"]], [str(row["k"]) for row in found["recall"]])
+    cost_table = Table.of(
+        "search_cost",
+        "Perplexity with exact neighbours and with the run's",
+        result.cost,
+        text("predictor", lambda row: LABELS[row.name]),
+        perplexity("exact neighbours", lambda row: row.exact_ppl),
+        *change_columns("the run's", lambda row: row, "cost, 95%"),
+    )
+    speed_table = Table.of(
+        "search_speed",
+        "Queries a second",
+        [("exact", result.queries_per_s["exact"]), ("the run's index", result.queries_per_s["index"])],
+        text("search", lambda row: row[0]),
+        number("queries/s", lambda row: row[1], 0),
+    )
+    figure, (axes,) = axes_of()
+    ks = [row.k for row in result.recall]
+    line_of(axes, "knn", ks, [100 * row.recall for row in result.recall], "recall@k")
+    k_axis(axes, ks, "k")
     axes.set_ylim(0, 103)
-    axes.set_xlabel("k")
     axes.set_ylabel("recall (%)")
-    return Section(
-        "search",
-        "Search quality",
+    return AnalysisSection(
         [
-            f"Recall@k is the share of the k nearest of {found['rows']:,} rows that are among the first k that the "
-            f"index found, on {found['queries']:,} test positions drawn at random; rows exactly as near as the k-th "
-            f"count as found. The cost is measured on {found['documents']} whole test documents with "
-            f"{found['tokens']:,} tokens: network and mix are the run's, neighbours and their similarities exact.",
-            said,
+            f"Recall@k is the share of the k nearest of {result.rows:,} rows that are among the first k that the "
+            f"index found, on {result.queries:,} test positions drawn at random; rows exactly as near as the k-th "
+            f"count as found. The cost is measured on {result.documents} whole test documents with "
+            f"{result.tokens:,} tokens: network and mix are the run's, neighbours and their similarities exact.",
+            finding,
         ],
-        tables,
-        [Figure("search_recall", "Recall of the index by k", said, figure)],
-        [said],
+        [recall_table, cost_table, speed_table],
+        [Figure("search_recall", "Recall of the index by k", finding, figure)],
+        [finding],
     )
+
+
+PART = AnalysisPart(
+    "search",
+    "Search quality",
+    SearchQualityResult,
+    lambda m: measure(m.subject),
+    show,
+    lambda subject: 2 * subject.seconds_of_sample(TOKENS),
+    stages=("tune", "eval"),
+)

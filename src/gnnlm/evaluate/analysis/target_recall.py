@@ -9,23 +9,20 @@ range.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from torch import Tensor
+from pydantic import ConfigDict
 
-from gnnlm.datastore.store import Store
 from gnnlm.evaluate.analysis.figure import axes_of, bars_of
-from gnnlm.evaluate.analysis.section import Figure, Section, Table, number, percent, text
+from gnnlm.evaluate.analysis.part import AnalysisPart
+from gnnlm.evaluate.analysis.section import AnalysisSection, Figure, PartResult
 from gnnlm.evaluate.analysis.subject import Subject
+from gnnlm.evaluate.analysis.token_buckets import equal_buckets, recall_counts
+from gnnlm.evaluate.table import Table, number, percent, text
 from gnnlm.predict.bootstrap import Ints
 from gnnlm.predict.predictor import LABELS
-from gnnlm.predict.split_scoring import SearchedText
 
 BUCKETS = 5
-CHUNK = 2048
 PAPER = (  # WikiText-103, k = 1,024: range, base, +GNN+kNN
     ("[0, 4)", -7.14, -7.15),
     ("[4, 27)", -3.84, -3.46),
@@ -35,125 +32,129 @@ PAPER = (  # WikiText-103, k = 1,024: range, base, +GNN+kNN
 )
 
 
-def hits_of(
-    text: SearchedText, store: Store, positions_N: Tensor, targets_N: Tensor
-) -> Iterator[npt.NDArray[np.bool_]]:
-    """Which retrieved rows, nearest first, have the target as their next token: [n, K], some positions at a time."""
-    for start in range(0, len(positions_N), CHUNK):
-        part = slice(start, start + CHUNK)
-        found = text.table.at(positions_N[part])
-        tokens_nK = store.tokens(found.positions.clamp(min=0)).masked_fill_(found.positions < 0, -1)
-        yield (tokens_nK == targets_N[part, None]).numpy()
+class RecallBucket(PartResult):
+    """Test tokens whose recall is low..high: mean log-probabilities by predictor, and the improvement over base.
 
-
-def recall_counts(text: SearchedText, store: Store, positions_N: Tensor, targets_N: Tensor) -> Ints:
-    """R of each position, [N]."""
-    counts: Ints = np.concatenate([hit_nK.sum(1) for hit_nK in hits_of(text, store, positions_N, targets_N)])
-    return counts
-
-
-def equal_buckets(values: Ints, buckets: int) -> list[tuple[int, int]]:
-    """Ranges low..high (both included) that hold about the same number of values; fewer where many are equal.
-
-    >>> equal_buckets(np.array([0, 0, 0, 1, 2, 3]), 3)
-    [(0, 0), (1, 2), (3, 3)]
+    `low` and `high` are None for all tokens. The absolute improvement has its paired 95% interval.
     """
-    ordered = np.sort(values)
-    ranges: list[tuple[int, int]] = []
-    first = 0
-    while first < len(ordered):
-        share = -(-(len(ordered) - first) // max(1, buckets - len(ranges)))
-        high = int(ordered[min(len(ordered), first + share) - 1])
-        after, before = np.searchsorted(ordered, high, "right"), np.searchsorted(ordered, high, "left")
-        if before > first and share - (before - first) > after - first - share:
-            pass  # closer to the share with all of the equal values than without them
-        elif before > first:
-            high, after = int(ordered[before - 1]), before
-        ranges.append((int(ordered[first]), high))
-        first = int(after)
-    return ranges
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float]
+
+    low: int | None = None
+    high: int | None = None
+    tokens: int
+    base: float
+    absolute: float
+    absolute_low: float | None
+    absolute_high: float | None
+    relative: float
+
+    def of(self, predictor: str) -> float:
+        """The mean log-probability under a predictor other than base."""
+        return self.__pydantic_extra__[predictor]
+
+    @property
+    def range(self) -> str:
+        if self.low is None:
+            return "all"
+        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+
+    @property
+    def absolute_words(self) -> str:
+        if self.absolute_low is None:
+            return f"{self.absolute:+.2f}"
+        return f"{self.absolute:+.2f} ({self.absolute_low:+.2f} to {self.absolute_high:+.2f})"
 
 
-def measure(subject: Subject) -> dict[str, Any]:
-    best = subject.best
-    counts = recall_counts(subject.test, subject.parts.store, subject.positions_N, subject.targets_N)
+class RecallResult(PartResult):
+    """`found` is the share of the test tokens with a recall above 0."""
+
+    k: int
+    predictor: str
+    found: float
+    buckets: list[RecallBucket]
+    all: RecallBucket
+
+
+def measure(subject: Subject) -> RecallResult:
+    counts = recall_counts(subject.test, subject.snapshot.store, subject.positions_N, subject.targets_N)
     buckets = []
     for low, high in equal_buckets(counts, BUCKETS):
-        here = np.flatnonzero((counts >= low) & (counts <= high))
-        buckets.append(_bucket(subject, here) | {"low": low, "high": high})
-    whole = _bucket(subject, np.arange(len(counts)))
-    return {"k": subject.test.table.k, "predictor": best, "found": float((counts > 0).mean()), "buckets": buckets,
-            "all": whole}  # fmt: skip
-
-
-def _bucket(subject: Subject, here: Ints) -> dict[str, Any]:
-    """Mean log-probabilities of some test tokens; the absolute improvement has its paired 95% interval."""
-    base, book = (subject.scores[name][here] for name in ("base", subject.best))
-    before, after, changed = float(base.mean()), float(book.mean()), subject.changed(book, base, here)
-    low, high = (None if end is None else -math.log1p(end) for end in (changed["change_high"], changed["change_low"]))
-    return {
-        "tokens": len(base),
-        "base": before,
-        subject.best: after,
-        "absolute": after - before,
-        "absolute_low": low,
-        "absolute_high": high,
-        "relative": (after - before) / -before if before else 0.0,
-    }
-
-
-def show(found: dict[str, Any]) -> Section:
-    best, buckets = found["predictor"], found["buckets"]
-    label = LABELS[best]
-    figures = [number("base"), number(label), text("absolute, 95%"), percent("relative", 0)]
-    columns = [text("recall"), number("tokens", 0), *figures]
-    rows = [_row(_range(b), b, best) for b in buckets] + [_row("all", found["all"], best)]
-    paper = [[name, None, base, book, f"{book - base:+.2f}", (book - base) / -base] for name, base, book in PAPER]
-    most = max(buckets, key=lambda b: b["absolute"])
-    least = min(buckets, key=lambda b: b["absolute"])
-    said = (
-        f"{label} gains most where {_range(most)} of the {found['k']:,} retrieved tokens are the target "
-        f"({most['absolute']:+.2f} nats a token), and least where {_range(least)} are ({least['absolute']:+.2f})."
+        bucket = _bucket(subject, np.flatnonzero((counts >= low) & (counts <= high)))
+        buckets.append(bucket.model_copy(update={"low": low, "high": high}))
+    return RecallResult(
+        k=subject.test.table.k,
+        predictor=subject.best,
+        found=float((counts > 0).mean()),
+        buckets=buckets,
+        all=_bucket(subject, np.arange(len(counts))),
     )
-    figure, (panel,) = axes_of(1, height=3.2)
-    names = [_range(b) for b in buckets]
-    bars_of(panel, names, {"base": [-b["base"] for b in buckets], best: [-b[best] for b in buckets]})
-    panel.set_xlabel(f"retrieved tokens that are the target, of {found['k']:,}")
-    panel.set_ylabel("nats a token (less is better)")
-    return Section(
+
+
+def _bucket(subject: Subject, here: Ints) -> RecallBucket:
+    base = subject.scores["base"][here]
+    best = subject.scores[subject.best][here]
+    before, after = float(base.mean()), float(best.mean())
+    change = subject.changed(best, base, here)
+    return RecallBucket(
+        tokens=len(here),
+        base=before,
+        absolute=after - before,
+        absolute_low=None if change.change_high is None else -math.log1p(change.change_high),
+        absolute_high=None if change.change_low is None else -math.log1p(change.change_low),
+        relative=(after - before) / -before if before else 0.0,
+        **{subject.best: after},
+    )
+
+
+def show(result: RecallResult) -> AnalysisSection:
+    best, buckets = result.predictor, result.buckets
+    label = LABELS[best]
+    most = max(buckets, key=lambda bucket: bucket.absolute)
+    least = min(buckets, key=lambda bucket: bucket.absolute)
+    finding = (
+        f"{label} gains most where {most.range} of the {result.k:,} retrieved tokens are the target "
+        f"({most.absolute:+.2f} nats a token), and least where {least.range} are ({least.absolute:+.2f})."
+    )
+    own = Table.of(
         "recall",
-        "Neighbour quality",
+        "Mean log-probability by recall of the target",
+        [*buckets, result.all],
+        text("recall", lambda bucket: bucket.range),
+        number("tokens", lambda bucket: bucket.tokens, 0),
+        number("base", lambda bucket: bucket.base),
+        number(label, lambda bucket: bucket.of(best)),
+        text("absolute, 95%", lambda bucket: bucket.absolute_words),
+        percent("relative", lambda bucket: bucket.relative, 0),
+    )
+    paper = [[name, None, base, book, f"{book - base:+.2f}", (book - base) / -base] for name, base, book in PAPER]
+    figure, (axes,) = axes_of(height=3.2)
+    losses = {"base": [-bucket.base for bucket in buckets], best: [-bucket.of(best) for bucket in buckets]}
+    bars_of(axes, [bucket.range for bucket in buckets], losses)
+    axes.set(xlabel=f"retrieved tokens that are the target, of {result.k:,}", ylabel="nats a token (less is better)")
+    return AnalysisSection(
         [
-            f"Recall is the number of the {found['k']:,} retrieved tokens that are the token to predict, as in the "
-            f"paper. {100 * found['found']:.0f}% of the test tokens have a recall above 0. Figures are mean "
+            f"Recall is the number of the {result.k:,} retrieved tokens that are the token to predict, as in the "
+            f"paper. {100 * result.found:.0f}% of the test tokens have a recall above 0. Figures are mean "
             "log-probabilities in nats; relative improvement is against the base model's. Intervals are by paired "
             "bootstrap over documents.",
-            said,
+            finding,
             "The paper's figures are for WikiText-103 with k = 1,024 and 103 million tokens in the store; only the "
             "pattern can be compared.",
         ],
-        [
-            Table("recall", "Mean log-probability by recall of the target", columns, rows),
-            Table("recall_paper", "The paper's, WikiText-103", columns, paper),
-        ],
-        [Figure("recall", "Mean loss by recall of the target", said, figure)],
-        [said],
+        [own, Table("recall_paper", "The paper's, WikiText-103", own.columns, paper)],
+        [Figure("recall", "Mean loss by recall of the target", finding, figure)],
+        [finding],
     )
 
 
-def _row(name: str, bucket: dict[str, Any], best: str) -> list[Any]:
-    return [name, bucket["tokens"], bucket["base"], bucket[best], _absolute(bucket), bucket["relative"]]
-
-
-def _range(bucket: dict[str, Any]) -> str:
-    low, high = bucket["low"], bucket["high"]
-    return str(low) if low == high else f"{low} to {high}"
-
-
-def _absolute(bucket: dict[str, Any]) -> str:
-    """
-    >>> _absolute({"absolute": 0.5, "absolute_low": -0.1, "absolute_high": 0.75})
-    '+0.50 (-0.10 to +0.75)'
-    """
-    low, high = bucket["absolute_low"], bucket["absolute_high"]
-    return f"{bucket['absolute']:+.2f}" + ("" if low is None else f" ({low:+.2f} to {high:+.2f})")
+PART = AnalysisPart(
+    "recall",
+    "Neighbour quality",
+    RecallResult,
+    lambda m: measure(m.subject),
+    show,
+    lambda subject: subject.report.test_tokens / 5e3,
+    version=2,
+)

@@ -6,16 +6,19 @@ The surface is that of one weight for all positions. What buckets or a gate add 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gnnlm.evaluate.analysis.figure import heat_of, panels_of
-from gnnlm.evaluate.analysis.score_cache import ScoredSplit
-from gnnlm.evaluate.analysis.section import Cell, Figure, Section, Table, change, number, percent, perplexity, text
+from gnnlm.evaluate.analysis.part import AnalysisPart
+from gnnlm.evaluate.analysis.score_cache import CachedScores
+from gnnlm.evaluate.analysis.section import AnalysisSection, Figure, PartResult
 from gnnlm.evaluate.analysis.subject import Subject
-from gnnlm.evaluate.tune import Grid, best_with_one_weight, tune_mixes
+from gnnlm.evaluate.change import PerplexityChange
+from gnnlm.evaluate.table import Table, number, percent, perplexity, text
+from gnnlm.evaluate.tune import Grid, LossTable, tune_mixes
 from gnnlm.predict.bootstrap import Floats
 from gnnlm.predict.knn import Mix
 from gnnlm.predict.predictor import LABELS, MIXED, STATE_OF
@@ -24,103 +27,136 @@ BEST = 0.1  # the share of the combinations, best on valid, whose order is also 
 SPLITS = ("valid", "test")
 
 
-def measure(subject: Subject, scored: ScoredSplit) -> dict[str, Any]:
-    tuned = subject.artifact("tune")
-    valid = ascending(json.loads(tuned.text("tuning.json")))
-    names = [name for name in scored.names if name in MIXED]
-    scores = {STATE_OF[name]: scored.log_probs(STATE_OF[name]) for name in names}
-    grid = Grid(valid["ks"], valid["temperatures"], valid["lambdas"])
-    _, test = tune_mixes(subject.test, subject.parts.store, scores, grid)
-    found: dict[str, Any] = {key: valid[key] for key in ("ks", "temperatures", "lambdas")}
-    found["predictors"] = {}
-    for name in names:
-        state = STATE_OF[name]
-        chosen, best = best_with_one_weight(valid, state), best_with_one_weight(test, state)
-        one = scored.mixed(subject, state, chosen)
-        compared = compare_surfaces(np.array(valid["losses"][state]), np.array(test["losses"][state]))
-        mixes = {"one weight": chosen} | _variants(tuned.facts, state)
-        weights = [
-            {
-                "variant": variant,
-                "valid_ppl": _valid_ppl(tuned.facts, state, variant),
-                "used": mix.as_dict() == tuned.facts["mix"][state],
-                **subject.changed(values := scored.mixed(subject, state, mix), subject.scores["base"]),
-                "against_one": subject.changed(values, one),
-            }
-            for variant, mix in mixes.items()
-        ]
-        found["predictors"][name] = {
-            **compared,
-            "valid": _slices(valid, state, chosen) | {"chosen": chosen.as_dict()},
-            "test": _slices(test, state, chosen) | {"chosen": best.as_dict()},
-            "weights": weights,
-        }
-    return found
+class SurfaceSlices(PartResult):
+    """Perplexities on a split: with what valid chose, the best, without kNN, and around what valid chose.
 
-
-def ascending(table: dict[str, Any]) -> dict[str, Any]:
-    """The table of losses with T and lambda in ascending order, as k is.
-
-    >>> ascending({"ks": [8], "temperatures": [2.0, 1.0], "lambdas": [0.0], "losses": {"base": [[[0.2]], [[0.1]]]}})
-    {'ks': [8], 'temperatures': [1.0, 2.0], 'lambdas': [0.0], 'losses': {'base': [[[0.1]], [[0.2]]]}}
+    `temperature_lambda` is over T and lambda at the chosen k, `k_lambda` over k and lambda at the chosen T; `chosen` is
+    the best combination of this split.
     """
-    t, weight = np.argsort(table["temperatures"]), np.argsort(table["lambdas"])
-    return {
-        "ks": table["ks"],
-        "temperatures": [table["temperatures"][i] for i in t],
-        "lambdas": [table["lambdas"][i] for i in weight],
-        "losses": {name: np.array(losses)[t][:, :, weight].tolist() for name, losses in table["losses"].items()},
-    }
+
+    ppl: float
+    best_ppl: float
+    without_knn: float | None
+    temperature_lambda: list[list[float]]
+    k_lambda: list[list[float]]
+    chosen: dict[str, Any]
+
+    @classmethod
+    def of(cls, table: LossTable, state: str, valid_mix: Mix, best: Mix) -> SurfaceSlices:
+        losses_TkL = np.array(table.losses[state])
+        t = table.temperatures.index(valid_mix.temperature)
+        k = table.ks.index(valid_mix.k)
+        weight = table.lambdas.index(valid_mix.weight)
+        without = losses_TkL[0, 0, table.lambdas.index(0.0)] if 0.0 in table.lambdas else None
+        return cls(
+            ppl=float(np.exp(losses_TkL[t, k, weight])),
+            best_ppl=float(np.exp(losses_TkL.min())),
+            without_knn=None if without is None else float(np.exp(without)),
+            temperature_lambda=np.exp(losses_TkL[:, k]).tolist(),
+            k_lambda=np.exp(losses_TkL[t]).tolist(),
+            chosen=best.as_dict(),
+        )
+
+    @property
+    def point(self) -> str:
+        chosen = self.chosen
+        return f"k = {chosen['k']}, T = {chosen['temperature']:.3g}, lambda = {chosen['weight']:g}"
 
 
-def _variants(facts: dict[str, Any], state: str) -> dict[str, Mix]:
-    """The ways to weigh kNN that were fitted beside the surface's one weight for all positions."""
-    if "variants" not in facts:  # no gate: the buckets, if there are any, were not compared with one weight
-        mix = Mix.of(facts["mix"][state])
-        return {"buckets": mix} if mix.weights else {}
-    return {_title(variant): Mix.of(fitted["mix"]) for variant, fitted in facts["variants"][state].items()}
+class WeightVariant(PerplexityChange):
+    """A way to weigh kNN: its figures on test against base, and `against_one` weight for all positions."""
+
+    variant: str
+    valid_ppl: float | None
+    used: bool
+    against_one: PerplexityChange
 
 
-def _title(variant: str) -> str:
-    return "one weight, another for first tokens" if variant == "one weight" else variant
-
-
-def _valid_ppl(facts: dict[str, Any], state: str, title: str) -> float | None:
-    fitted = {_title(variant): found for variant, found in facts.get("variants", {}).get(state, {}).items()}
-    return float(np.exp(fitted[title]["valid_loss"])) if title in fitted else None
-
-
-def _slices(table: dict[str, Any], state: str, chosen: Mix) -> dict[str, Any]:
-    """Perplexity over T and lambda at the chosen k, over k and lambda at the chosen T, and without kNN."""
-    losses_TkL = np.array(table["losses"][state])
-    t, k = table["temperatures"].index(chosen.temperature), table["ks"].index(chosen.k)
-    weight = table["lambdas"].index(chosen.weight)
-    none = losses_TkL[0, 0, table["lambdas"].index(0.0)] if 0.0 in table["lambdas"] else None
-    return {
-        "ppl": float(np.exp(losses_TkL[t, k, weight])),
-        "best_ppl": float(np.exp(losses_TkL.min())),
-        "without_knn": None if none is None else float(np.exp(none)),
-        "temperature_lambda": np.exp(losses_TkL[:, k]).tolist(),
-        "k_lambda": np.exp(losses_TkL[t]).tolist(),
-    }
-
-
-def compare_surfaces(valid: Floats, test: Floats) -> dict[str, float]:
-    """How well valid's losses, of any shape, foretell test's.
+class SurfaceAgreement(PartResult):
+    """How well valid's losses foretell test's.
 
     `better` is the share of the combinations that are better on test than the one that is best on valid, `cost` how
     much higher perplexity is there than at test's own best, `ranks` and `ranks_best` the rank correlation of all
     combinations and of those that are best on valid.
     """
+
+    better: float
+    cost: float
+    ranks: float
+    ranks_best: float
+
+
+class PredictorSurface(SurfaceAgreement):
+    valid: SurfaceSlices
+    test: SurfaceSlices
+    weights: list[WeightVariant]
+
+
+class SurfaceResult(PartResult):
+    ks: list[int]
+    temperatures: list[float]
+    lambdas: list[float]
+    predictors: dict[str, PredictorSurface]
+
+
+def measure(subject: Subject, scores: CachedScores) -> SurfaceResult:
+    tuned = subject.artifact("tune")
+    valid = LossTable(**json.loads(tuned.text("tuning.json"))).ascending()
+    states = {name: STATE_OF[name] for name in scores.names if name in MIXED}
+    grid = Grid(valid.ks, valid.temperatures, valid.lambdas)
+    log_probs = {state: scores.log_probs(state) for state in states.values()}
+    _, test = tune_mixes(subject.test, subject.snapshot.store, log_probs, grid)
+    predictors = {}
+    for name, state in states.items():
+        chosen = valid.best(state)
+        best = test.best(state)
+        agreement = compare_surfaces(np.array(valid.losses[state]), np.array(test.losses[state]))
+        predictors[name] = PredictorSurface(
+            **agreement.model_dump(),
+            valid=SurfaceSlices.of(valid, state, chosen, chosen),
+            test=SurfaceSlices.of(test, state, chosen, best),
+            weights=_weights(subject, scores, tuned.facts, state, chosen),
+        )
+    return SurfaceResult(ks=valid.ks, temperatures=valid.temperatures, lambdas=valid.lambdas, predictors=predictors)
+
+
+def _weights(
+    subject: Subject, scores: CachedScores, tuned: Mapping[str, Any], state: str, chosen: Mix
+) -> list[WeightVariant]:
+    """One weight, and the ways to weigh kNN that were fitted beside it, on the test tokens."""
+    mixes = {"one weight": chosen}
+    losses = {}
+    if "variants" in tuned:
+        for variant, fitted in tuned["variants"][state].items():
+            title = "one weight, another for first tokens" if variant == "one weight" else variant
+            mixes[title] = Mix.of(fitted["mix"])
+            losses[title] = float(np.exp(fitted["valid_loss"]))
+    elif (mix := Mix.of(tuned["mix"][state])).weights:  # without a gate, buckets were not compared with one weight
+        mixes["buckets"] = mix
+    mixed = {title: scores.mixed(subject.test, subject.snapshot.store, state, mix) for title, mix in mixes.items()}
+    return [
+        WeightVariant(
+            **subject.changed(mixed[title], subject.scores["base"]).model_dump(),
+            variant=title,
+            valid_ppl=losses.get(title),
+            used=mix.as_dict() == tuned["mix"][state],
+            against_one=subject.changed(mixed[title], mixed["one weight"]),
+        )
+        for title, mix in mixes.items()
+    ]
+
+
+def compare_surfaces(valid: Floats, test: Floats) -> SurfaceAgreement:
+    """Compare the losses of the same combinations on valid and on test."""
     valid, test = valid.ravel(), test.ravel()
     chosen = test[valid.argmin()]
     best = np.argsort(valid, kind="stable")[: max(2, round(BEST * len(valid)))]
-    return {
-        "better": float((test < chosen).mean()),
-        "cost": float(np.expm1(chosen - test.min())),
-        "ranks": rank_correlation(valid, test),
-        "ranks_best": rank_correlation(valid[best], test[best]),
-    }
+    return SurfaceAgreement(
+        better=float((test < chosen).mean()),
+        cost=float(np.expm1(chosen - test.min())),
+        ranks=rank_correlation(valid, test),
+        ranks_best=rank_correlation(valid[best], test[best]),
+    )
 
 
 def ranks_of(values: Floats) -> Floats:
@@ -147,129 +183,115 @@ def rank_correlation(a: Floats, b: Floats) -> float:
     return float((x * y).sum() / size) if size else 0.0
 
 
-def show(found: dict[str, Any]) -> Section:
-    said, rows = [], []
-    for name, one in found["predictors"].items():
-        valid, test = one["valid"], one["test"]
-        said.append(
-            f"{LABELS[name]}: what valid chose ({_point(valid['chosen'])}) has perplexity {test['ppl']:.2f} on test, "
-            f"{100 * one['cost']:.2f}% above test's own best ({_point(test['chosen'])}: {test['best_ppl']:.2f}); "
-            f"{100 * one['better']:.1f}% of the combinations are better there. The rank correlation of valid and test "
-            f"is {one['ranks']:.3f} over all combinations, and {one['ranks_best']:.3f} over the tenth that is best on "
-            "valid."
-        )
-        rows += [
-            [
-                LABELS[name],
-                split,
-                _point(here["chosen"]),
-                *_figures(here),
-                cost,
-                one["ranks"] if split == "test" else None,
-            ]
-            for split, here, cost in (("valid", valid, None), ("test", test, one["cost"]))
-        ]
-        said.append(_added(name, one["weights"]))
-    columns = [
-        text("predictor"),
-        text("split"),
-        text("best on this split"),
-        perplexity("its ppl"),
-        perplexity("ppl of valid's choice"),
-        perplexity("ppl without kNN"),
-        percent("valid's choice costs", 2, sign=True),
-        number("rank correlation", 3),
-    ]
-    return Section(
+def show(result: SurfaceResult) -> AnalysisSection:
+    findings = [_finding(name, one) for name, one in result.predictors.items()]
+    sentences = []
+    for finding, (name, one) in zip(findings, result.predictors.items(), strict=True):
+        sentences += [finding, _added(name, one.weights)]
+    surface = Table.of(
         "surface",
-        "Tuning surface",
+        "What valid chose, on valid and on test",
         [
-            f"Perplexity for {len(found['lambdas'])} values of lambda, {len(found['temperatures'])} of T and "
-            f"{len(found['ks'])} of k, with one weight for all positions. A cross marks what valid chose, a ring the "
+            line
+            for name, one in result.predictors.items()
+            for line in ((name, "valid", one.valid, None, None), (name, "test", one.test, one.cost, one.ranks))
+        ],
+        text("predictor", lambda line: LABELS[line[0]]),
+        text("split", lambda line: line[1]),
+        text("best on this split", lambda line: line[2].point),
+        perplexity("its ppl", lambda line: line[2].best_ppl),
+        perplexity("ppl of valid's choice", lambda line: line[2].ppl),
+        perplexity("ppl without kNN", lambda line: line[2].without_knn),
+        percent("valid's choice costs", lambda line: line[3], 2, sign=True),
+        number("rank correlation", lambda line: line[4], 3),
+    )
+    weights = Table.of(
+        "surface_weights",
+        "What buckets or a gate add",
+        [(name, place, row) for name, one in result.predictors.items() for place, row in enumerate(one.weights)],
+        text("predictor", lambda line: LABELS[line[0]]),
+        text("weight of kNN", lambda line: line[2].variant),
+        text("used", lambda line: "yes" if line[2].used else ""),
+        perplexity("valid ppl, cross-validated", lambda line: line[2].valid_ppl),
+        perplexity("test ppl", lambda line: line[2].ppl),
+        text("change against base, 95%", lambda line: line[2].words),
+        text("change against one weight, 95%", lambda line: line[2].against_one.words if line[1] else ""),
+    )
+    return AnalysisSection(
+        [
+            f"Perplexity for {len(result.lambdas)} values of lambda, {len(result.temperatures)} of T and "
+            f"{len(result.ks)} of k, with one weight for all positions. A cross marks what valid chose, a ring the "
             "lowest value of each panel. Colours end at the perplexity without kNN; hatched is worse than that, and "
             "larger weights that are worse throughout are not shown.",
-            *said,
+            *sentences,
         ],
-        [Table("surface", "What valid chose, on valid and on test", columns, rows), _weights_table(found)],
-        [_figure(found, name) for name in found["predictors"]],
-        [said[-2]],
+        [surface, weights],
+        [_figure(result, name) for name in result.predictors],
+        [findings[-1]],
     )
 
 
-def _point(mix: dict[str, Any]) -> str:
-    return f"k = {mix['k']}, T = {mix['temperature']:.3g}, lambda = {mix['weight']:g}"
+def _finding(name: str, one: PredictorSurface) -> str:
+    return (
+        f"{LABELS[name]}: what valid chose ({one.valid.point}) has perplexity {one.test.ppl:.2f} on test, "
+        f"{100 * one.cost:.2f}% above test's own best ({one.test.point}: {one.test.best_ppl:.2f}); "
+        f"{100 * one.better:.1f}% of the combinations are better there. The rank correlation of valid and test is "
+        f"{one.ranks:.3f} over all combinations, and {one.ranks_best:.3f} over the tenth that is best on valid."
+    )
 
 
-def _figures(here: dict[str, Any]) -> list[Cell]:
-    return [here["best_ppl"], here["ppl"], here["without_knn"]]
-
-
-def _words(row: dict[str, Any]) -> str:
-    return change(row["change"], row["change_low"], row["change_high"])
-
-
-def _added(name: str, weights: list[dict[str, Any]]) -> str:
-    """What the ways to weigh kNN make of the test tokens, against one weight."""
+def _added(name: str, weights: list[WeightVariant]) -> str:
+    """What the ways to weigh kNN add on test to one weight."""
     if len(weights) == 1:
         return f"{LABELS[name]} uses one weight for all positions."
-    rest = "; ".join(f"{row['variant']} {_words(row['against_one'])}" for row in weights[1:])
-    used = next((row["variant"] for row in weights if row["used"]), weights[0]["variant"])
+    rest = "; ".join(f"{row.variant} {row.against_one.words}" for row in weights[1:])
+    used = next((row.variant for row in weights if row.used), weights[0].variant)
     return f"{LABELS[name]} on test against one weight for all positions: {rest}. The run uses: {used}."
 
 
-def _weights_table(found: dict[str, Any]) -> Table:
-    columns = [
-        text("predictor"),
-        text("weight of kNN"),
-        text("used"),
-        perplexity("valid ppl, cross-validated"),
-        perplexity("test ppl"),
-        text("change against base, 95%"),
-        text("change against one weight, 95%"),
-    ]
-    rows: list[list[Cell]] = [
-        [LABELS[name], row["variant"], "yes" if row["used"] else "", row["valid_ppl"], row["ppl"], _words(row),
-         _words(row["against_one"]) if number else ""]
-        for name, one in found["predictors"].items()
-        for number, row in enumerate(one["weights"])
-    ]  # fmt: skip
-    return Table("surface_weights", "What buckets or a gate add", columns, rows)
-
-
-def _shown_lambdas(one: dict[str, Any]) -> int:
+def _shown_lambdas(one: PredictorSurface) -> int:
     """How many values of lambda to show: up to two beyond the last that is anywhere better than no kNN."""
-    tables = [(np.array(one[split][key]), one[split]["without_knn"]) for split in SPLITS
-              for key in ("temperature_lambda", "k_lambda")]  # fmt: skip
-    last = [np.flatnonzero((table < without).any(0)) for table, without in tables if without is not None]
-    return max([int(found.max()) for found in last if len(found)], default=tables[0][0].shape[1]) + 3
+    last: list[int] = []
+    for split in (one.valid, one.test):
+        for perplexities in (split.temperature_lambda, split.k_lambda):
+            if split.without_knn is None:
+                return len(perplexities[0])
+            last += np.flatnonzero((np.array(perplexities) < split.without_knn).any(0)).tolist()
+    return max(last, default=len(one.test.k_lambda[0])) + 3
 
 
-def _figure(found: dict[str, Any], name: str) -> Figure:
-    one = found["predictors"][name]
+def _figure(result: SurfaceResult, name: str) -> Figure:
+    one = result.predictors[name]
+    chosen = one.valid.chosen
+    lambdas = [f"{value:g}" for value in result.lambdas][: _shown_lambdas(one)]
+    weight = result.lambdas.index(chosen["weight"])
+    temperatures = [f"{value:.3g}" for value in result.temperatures]
+    ks = [str(value) for value in result.ks]
+    t_place = (weight, result.temperatures.index(chosen["temperature"]))
+    k_place = (weight, result.ks.index(chosen["k"]))
     figure, panels = panels_of(2, 2, height=6.0)
-    chosen = one["valid"]["chosen"]
-    lambdas = [f"{value:g}" for value in found["lambdas"]][: _shown_lambdas(one)]
-    weight = found["lambdas"].index(chosen["weight"])
-    for row, split in enumerate(SPLITS):
-        here = one[split]
-        for panel, key, values, value, label in (
-            (panels[row][0], "temperature_lambda", found["temperatures"], chosen["temperature"], "T"),
-            (panels[row][1], "k_lambda", found["ks"], chosen["k"], "k"),
-        ):
-            shown: npt.NDArray[np.float64] = np.array(here[key])[:, : len(lambdas)]
-            place = (weight, values.index(value))
-            heat_of(
-                panel,
-                shown,
-                lambdas,
-                [f"{v:.3g}" if label == "T" else str(v) for v in values],
-                place,
-                here["without_knn"],
-            )
-            other = f"k = {chosen['k']}" if label == "T" else f"T = {chosen['temperature']:.3g}"
-            panel.set_title(f"{split}, {other}", fontsize=10)
-            panel.set_xlabel("lambda")
-            panel.set_ylabel(label)
-    words = f"{LABELS[name]}: perplexity at {_point(chosen)} is {one['valid']['ppl']:.2f} on valid and " \
-            f"{one['test']['ppl']:.2f} on test."  # fmt: skip
+    for (by_t, by_k), split, slices in zip(panels, SPLITS, (one.valid, one.test), strict=True):
+        by_t_shown = np.array(slices.temperature_lambda)[:, : len(lambdas)]
+        heat_of(by_t, by_t_shown, lambdas, temperatures, t_place, slices.without_knn)
+        by_t.set_title(f"{split}, k = {chosen['k']}", fontsize=10)
+        by_t.set(xlabel="lambda", ylabel="T")
+        heat_of(by_k, np.array(slices.k_lambda)[:, : len(lambdas)], lambdas, ks, k_place, slices.without_knn)
+        by_k.set_title(f"{split}, T = {chosen['temperature']:.3g}", fontsize=10)
+        by_k.set(xlabel="lambda", ylabel="k")
+    words = (
+        f"{LABELS[name]}: perplexity at {one.valid.point} is {one.valid.ppl:.2f} on valid and {one.test.ppl:.2f} on "
+        "test."
+    )
     return Figure(f"surface_{name}", f"Perplexity of {LABELS[name]} over lambda, T and k", words, figure)
+
+
+PART = AnalysisPart(
+    "surface",
+    "Tuning surface",
+    SurfaceResult,
+    lambda m: measure(m.subject, m.scores("test")),
+    show,
+    lambda subject: subject.report.test_tokens / 300,
+    stages=("tune", "eval"),
+    after=("scored-test",),
+)
