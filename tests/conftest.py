@@ -19,6 +19,8 @@ import torch
 import yaml
 from hypothesis import HealthCheck, settings
 
+from gnnlm.progress import line_of
+
 # Shells start background commands with Ctrl-C ignored, and children inherit it; tests that send it need it handled.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -158,3 +160,16 @@ def tiny_run(tiny_values: dict[str, Any], tmp_path_factory: pytest.TempPathFacto
     run = Run(parse_config({"run": str(tmp_path_factory.mktemp("runs") / "tiny"), **tiny_values}))
     run.build_all()
     return run
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """What the library has logged since this was last called, as the command line prints it."""
+    caplog.set_level("INFO", "gnnlm")
+
+    def since() -> str:
+        lines = [line_of(record) for record in caplog.records]
+        caplog.clear()
+        return "\n".join(lines)
+
+    return since

@@ -466,7 +466,7 @@ def test_a_damaged_list_of_names_is_no_licence_to_remove(tmp_path: Path) -> None
         build(tmp_path / "x")
 
 
-def test_a_journal_and_what_it_relies_on_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_journal_and_what_it_relies_on_are_checked(tmp_path: Path, logged: Callable[[], str]) -> None:
     build(tmp_path / "straight")
     for name, place in (("rows.npy", 140), ("journal.json", 30)):
         interrupted(tmp_path / "x")
@@ -475,7 +475,7 @@ def test_a_journal_and_what_it_relies_on_are_checked(tmp_path: Path, capsys: pyt
         data[place] ^= 1
         file.write_bytes(data)
         build(tmp_path / "x")
-        assert "has lost or damaged data, so this stage starts over" in capsys.readouterr().err
+        assert "has lost or damaged data, so this stage starts over" in logged()
         assert Artifact.open(tmp_path / "x").fingerprint == Artifact.open(tmp_path / "straight").fingerprint
         shutil.rmtree(tmp_path / "x")
 

@@ -1,91 +1,108 @@
-"""Progress of long work: a live bar on a terminal, a line every few seconds elsewhere."""
+"""Messages and progress of long work, as records of the logger `gnnlm`.
+
+The library prints nothing: `logging.basicConfig(level=logging.INFO)` shows the records in a Python program, and the
+command line has a handler of its own (`cli/terminal.py`).
+"""
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.text import Text
+from typing import Protocol, TextIO
 
 from gnnlm import __version__
 
-console = Console(stderr=True, highlight=False)
-LINE_EVERY = 10.0  # seconds between lines where there is no terminal
+logger = logging.getLogger("gnnlm")
+logger.addHandler(logging.NullHandler())
+LINE_EVERY = 10.0  # seconds between the messages of a track
+Message = tuple[int, str]  # level and text
 
-
-_log: TextIO | None = None  # the log of the run that is being built
-
-
-_kept: list[str] | None = None  # messages that are kept instead of shown
+_kept: list[Message] | None = None  # messages that are kept instead of logged
 
 
 def say(message: str) -> None:
-    if _kept is not None:
-        _kept.append(message)
-        return
-    console.print(message, markup=False, soft_wrap=True)
-    _record(message)
-
-
-def be_silent() -> None:
-    """Print nothing from now on: another process speaks."""
-    console.quiet = True
+    log(logging.INFO, message)
 
 
 def warn(message: str) -> None:
-    say(f"warning: {message}")
+    log(logging.WARNING, message)
+
+
+def log(level: int, message: str) -> None:
+    if _kept is None:
+        logger.log(level, message)
+    else:
+        _kept.append((level, message))
 
 
 @contextmanager
-def kept_messages() -> Iterator[list[str]]:
-    """Keep what is said instead of showing it: a worker sends it to where everything is shown."""
+def kept_messages() -> Iterator[list[Message]]:
+    """Keep messages instead of logging them: a worker sends them to where they are logged."""
     global _kept
-    before, _kept = _kept, []
+    before = _kept
+    _kept = []
     try:
         yield _kept
     finally:
         _kept = before
 
 
+def be_silent() -> None:
+    """Log nothing from now on: another process speaks."""
+    logger.disabled = True
+
+
+def line_of(record: logging.LogRecord) -> str:
+    """Return a record as the command line and the log of a run show it."""
+    message = record.getMessage()
+    return f"warning: {message}" if record.levelno >= logging.WARNING else message
+
+
+class RunLog(logging.Handler):
+    """Appends each line of a message with its time to the log of a run."""
+
+    def __init__(self, file: TextIO) -> None:
+        super().__init__()
+        self.file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        with suppress(OSError):  # if the disk is full, the work itself reports it
+            self.file.writelines(f"{now} {line}\n" for line in line_of(record).splitlines())
+            self.file.flush()
+
+    def note(self, message: str) -> None:
+        """Append a message to this log only."""
+        self.emit(logging.makeLogRecord({"msg": message, "levelno": logging.INFO}))
+
+
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Also append every message to a file, each line with its time."""
-    global _log
-    before = _log
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as _log:
-        _record(f"gnnlm {__version__} starts building")
+    """Append every message to the log of a run, and to no other run's log meanwhile."""
+    outer = [handler for handler in logger.handlers if isinstance(handler, RunLog)]
+    level = logger.level
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        run_log = RunLog(file)
+        logger.handlers = [*(handler for handler in logger.handlers if handler not in outer), run_log]
+        if not logger.isEnabledFor(logging.INFO):
+            logger.setLevel(logging.INFO)
+        run_log.note(f"gnnlm {__version__} starts building")
         try:
             yield
         except BaseException as error:
-            _record(f"stopped by {type(error).__name__}: {error}".removesuffix(": "))
+            run_log.note(f"stopped by {type(error).__name__}: {error}".removesuffix(": "))
             raise
         finally:
-            _log = before
-
-
-def _record(message: str) -> None:
-    if _log is None:
-        return
-    now = time.strftime("%Y-%m-%d %H:%M:%S")
-    with suppress(OSError):  # if the disk is full, the work itself reports it
-        _log.writelines(f"{now} {line}\n" for line in message.splitlines())
-        _log.flush()
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed or 0:,.0f} {task.fields['unit']}/s")
+            logger.setLevel(level)
+            logger.handlers = [*(handler for handler in logger.handlers if handler is not run_log), *outer]
 
 
 def numbered(label: str, number: int, count: int) -> str:
-    """The label of one of several pieces of work, counted from 0.
+    """Return the label of one of several pieces of work, counted from 0.
 
     >>> numbered("codec", 1, 3), numbered("codec", 0, 1)
     ('codec, segment 2 of 3', 'codec')
@@ -93,67 +110,70 @@ def numbered(label: str, number: int, count: int) -> str:
     return label if count == 1 else f"{label}, segment {number + 1} of {count}"
 
 
+class Bar(Protocol):
+    """A live display of a track."""
+
+    def show(self, track: Track) -> None:
+        """Show the track as it is now."""
+
+    def hide(self) -> None:
+        """Take the track off the screen until it is shown again."""
+
+
+make_bar: Callable[[], Bar | None] = lambda: None  # noqa: E731 (the command line sets another)
+
+
 class Track:
-    """Shows the progress of work that takes long.
+    """The progress of work that takes long: a message every few seconds, or a live bar, and a message at the end.
 
     `done` is what an earlier try already did: it counts for the total, not for the rate. `later` is how many seconds
-    of other work are still to come, for the ETA. A `brief` track says nothing when it ends.
+    of other work are still to come, for the time left. A `brief` track logs nothing when it ends.
     """
 
     def __init__(self, label: str, total: int, unit: str, done: int = 0, brief: bool = False) -> None:
-        self.label, self.total, self.unit, self.done, self.brief = label, total, unit, done, brief
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.done = done
+        self.brief = brief
         self.later = 0.0
+        self.note = ""
         self._first = done
-        self._note = ""
         self._paused = 0.0
-        self._live: Progress | None = None
-        if console.is_terminal and _kept is None:
-            self._live = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-                _Rate(),
-                TextColumn("{task.fields[left]}"),
-                TextColumn("{task.fields[note]}"),
-                console=console,
-                transient=True,
-                get_time=lambda: time.monotonic() - self._paused,
-            )
+        self._bar = make_bar() if _kept is None else None
 
     def __enter__(self) -> Track:
         self._start = time.monotonic()
         self._last = self._start
-        if self._live:
-            self._live.start()
-            self._task = self._live.add_task(
-                self.label, total=self.total, completed=self.done, unit=self.unit, left="", note=""
-            )
+        if self._bar:
+            self._bar.show(self)
         return self
 
     def advance(self, amount: int, note: str = "") -> None:
         self.done += amount
-        self._note = note or self._note
+        self.note = note or self.note
         now = time.monotonic()
-        left = clock((self.total - self.done) / self.rate + self.later) if self.rate else "-"
-        if self._live:
-            self._live.update(self._task, completed=self.done, total=self.total, left=left, note=self._note)
-        elif now - self._last >= LINE_EVERY and _kept is None:  # where all is shown, the whole of it is tracked
+        if self._bar:
+            self._bar.show(self)
+        elif now - self._last >= LINE_EVERY and _kept is None:  # where a worker's messages are logged, a track is too
             self._last = now
-            say(f"{self.label}: {self.done:,}/{self.total:,} {self.rate:,.0f} {self.unit}/s "
-                f"ETA {left} {self._note}".rstrip())  # fmt: skip
+            say(
+                f"{self.label}: {self.done:,}/{self.total:,} {self.rate:,.0f} {self.unit}/s ETA {self.left} "
+                f"{self.note}".rstrip()
+            )
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Pause during other work, whose time counts neither for the rate nor for `seconds`."""
         began = time.monotonic()
-        if self._live:
-            self._live.stop()
+        if self._bar:
+            self._bar.hide()
         try:
             yield
         finally:
             self._paused += time.monotonic() - began
-            if self._live:
-                self._live.start()
+            if self._bar:
+                self._bar.show(self)
 
     @property
     def seconds(self) -> float:
@@ -163,13 +183,19 @@ class Track:
     def rate(self) -> float:
         return (self.done - self._first) / max(self.seconds, 1e-9)
 
+    @property
+    def left(self) -> str:
+        """The time left, `-` while it is not known."""
+        return clock((self.total - self.done) / self.rate + self.later) if self.rate else "-"
+
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        if self._live:
-            self._live.stop()
+        if self._bar:
+            self._bar.hide()
         if kind is None and not self.brief:
-            say(f"{self.label}: {self.done:,} {self.unit} in {clock(self.seconds)} "
-                f"({self.rate:,.0f} {self.unit}/s) {self._note}".rstrip())  # fmt: skip
-        sys.stderr.flush()
+            say(
+                f"{self.label}: {self.done:,} {self.unit} in {clock(self.seconds)} ({self.rate:,.0f} {self.unit}/s) "
+                f"{self.note}".rstrip()
+            )
 
 
 def human_time(seconds: float) -> str:

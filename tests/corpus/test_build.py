@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_test_text_that_stands_in_train_is_dropped(tmp_path: Path) -> None:
     assert len(stream) == stream.token_count + 1
 
 
-def test_short_lines_that_stand_in_train_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_lines_that_stand_in_train_are_told(tmp_path: Path, logged: Callable[[], str]) -> None:
     poem = "\n\n".join(f"roses are red number {i}" for i in range(20))
     (tmp_path / "a.txt").write_text(poem)
     (tmp_path / "b.txt").write_text("one two three")
@@ -146,7 +147,7 @@ def test_short_lines_that_stand_in_train_are_told(tmp_path: Path, capsys: pytest
     made = build(tmp_path, source=None, **paths)
     assert made.facts["test"]["overlap"]["remaining_short_overlap"] == 1
     assert made.facts["valid"]["overlap"]["remaining_short_overlap"] == 0
-    assert "100% of the test split still appears in earlier text" in capsys.readouterr().err
+    assert "100% of the test split still appears in earlier text" in logged()
 
 
 def test_a_test_split_that_is_all_train_is_refused(tmp_path: Path) -> None:

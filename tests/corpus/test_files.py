@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,11 @@ def test_suffixes_in_upper_case(tmp_path: Path) -> None:
     assert names(tmp_path / "A.TXT") == ["A.TXT"]
 
 
-def test_files_of_other_kinds_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_other_kinds_are_counted(tmp_path: Path, logged: Callable[[], str]) -> None:
     for name in ("a.txt", "b.png", "c.PNG", "d.py", "Makefile", ".hidden", "x.tar.gz"):
         (tmp_path / name).write_text("words")
     assert names(tmp_path) == ["a.txt"]
-    told = capsys.readouterr().err
+    told = logged()
     assert "text files: 1; not read: 5 files of other kinds (2 .png, 1 " in told
     for kind in ("1 .py", "1 without a suffix", "1 .tar"):
         assert kind in told
@@ -53,10 +54,10 @@ def test_files_of_other_kinds_are_counted(tmp_path: Path, capsys: pytest.Capture
         read_documents(str(tmp_path))
 
 
-def test_nothing_is_said_where_nothing_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_said_where_nothing_is_left_out(tmp_path: Path, logged: Callable[[], str]) -> None:
     (tmp_path / "a.txt").write_text("words")
     read_documents(str(tmp_path))
-    assert capsys.readouterr().err == ""
+    assert logged() == ""
 
 
 def test_many_kinds_are_summed_up(tmp_path: Path) -> None:
@@ -113,13 +114,13 @@ def damaged_gzip() -> bytes:
         (gzip.compress(b"\xff\xff", mtime=0), "is not utf-8: byte 0xff at offset 0"),
     ],
 )
-def test_damaged_gzip(tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_gzip(tmp_path: Path, content: bytes, message: str, logged: Callable[[], str]) -> None:
     (tmp_path / "a.txt.gz").write_bytes(content)
     (tmp_path / "b.txt").write_text("fine")
     with pytest.raises(CorpusError, match=rf"a\.txt\.gz {message}.*corpus.skip_unreadable"):
         read_documents(str(tmp_path))
     assert names(tmp_path, skip_unreadable=True) == ["b.txt"]
-    assert message in capsys.readouterr().err
+    assert message in logged()
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_names_that_no_file_can_have(source: str) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_pipes_devices_loops_and_folders_named_like_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipes_devices_loops_and_folders_named_like_files(tmp_path: Path, logged: Callable[[], str]) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "null.txt").symlink_to("/dev/zero")
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
@@ -229,7 +230,7 @@ def test_pipes_devices_loops_and_folders_named_like_files(tmp_path: Path, capsys
     (tmp_path / "x.txt" / "real.txt").write_text("words")
     (tmp_path / "x.txt" / "loop").symlink_to(tmp_path)
     assert names(tmp_path) == ["x.txt/real.txt"]
-    told = capsys.readouterr().err
+    told = logged()
     assert "4 special files (pipes, devices or broken links) and 1 linked folder" in told
     source_fingerprint(str(tmp_path))
     for name in ("pipe.txt", "null.txt"):

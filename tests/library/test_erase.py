@@ -279,7 +279,7 @@ def test_erasing_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.Mo
 
 
 def test_erasing_that_was_interrupted_before_its_search_is_noticed_and_searches_for_as_much(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], str]
 ) -> None:
     library, made, of = Library(root), list[ErasedSamples](), ErasedSamples.of
     library.add_texts({"secret": make_text(1), "other": make_text(2)})
@@ -300,9 +300,9 @@ def test_erasing_that_was_interrupted_before_its_search_is_noticed_and_searches_
     line = make_text(1).splitlines()[0].encode()
     left = holding(root, line)
     assert left
-    capsys.readouterr()
+    logged()
     assert examine(Run(load_config(root), reading=True)).ok
-    told = capsys.readouterr().err.replace("\n", " ")
+    told = logged().replace("\n", " ")
     assert "holds documents that are not served any more" in told
     assert "--erase" in told
     change = erased(Library(root))
@@ -310,7 +310,7 @@ def test_erasing_that_was_interrupted_before_its_search_is_noticed_and_searches_
     assert made[0].pieces == made[1].pieces  # states too
     assert not holding(root, line)
     examine(Run(load_config(root), reading=True))
-    assert "not served any more" not in capsys.readouterr().err
+    assert "not served any more" not in logged()
 
 
 def test_forks_are_named(root: Path, tmp_path: Path) -> None:

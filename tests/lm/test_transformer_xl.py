@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -146,15 +147,15 @@ def test_a_stream_cut_anywhere_is_the_whole_text(changes: dict[str, object], cut
     torch.testing.assert_close(torch.cat(parts, 1), lm.encode(tokens))
 
 
-def test_windows_that_cut_the_memory_short_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_that_cut_the_memory_short_are_told(logged: Callable[[], str]) -> None:
     lm = NativeLM(make_model())
     field = lm.receptive_field
     assert field == 16
     for window, context, told in ((32, 16, False), (32, 12, True), (30, 16, True), (34, 18, True)):
         _check_memory(lm, LMConfig(continuous=True, window=window, context=context))
-        assert ("cut this model's memory short" in capsys.readouterr().err) == told
+        assert ("cut this model's memory short" in logged()) == told
     _check_memory(lm, LMConfig(window=30, context=2))  # every document by itself
-    assert not capsys.readouterr().err
+    assert not logged()
 
 
 def test_tied_projections_are_one_parameter(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -283,16 +284,16 @@ def test_first_readings_survive_a_kill(tiny_lm_dir: Path, text_dir: Path, tmp_pa
     [("adaptive", 48, True), ("adaptive", 24, False), ("transformer-xl", 48, False)],
 )
 def test_positions_that_were_never_trained_are_told(
-    case: str, window: int, told: bool, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: str, window: int, told: bool, lines: Path, tmp_path: Path, logged: Callable[[], str]
 ) -> None:
     config = scratch_config(lines, tmp_path, case).lm
     warn_of_positions(config.model_copy(update={"window": window}))
-    assert ("longer than lm.train.block" in capsys.readouterr().err) == told
+    assert ("longer than lm.train.block" in logged()) == told
 
 
 @pytest.mark.parametrize("case", ["adaptive", "transformer-xl"])
 def test_checkpoints_between_validations(
-    case: str, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: str, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], str]
 ) -> None:
     """Where validations are far apart, time makes checkpoints, and what goes on from one ends the same."""
     whole = Run(scratch_config(lines, tmp_path / "whole", case))
@@ -313,7 +314,7 @@ def test_checkpoints_between_validations(
         cut.build("lm")
     monkeypatch.setattr(LMTask, "loss", loss)
     again = Run(scratch_config(lines, tmp_path / "cut", case)).build("lm")
-    assert "resuming from step 27" in capsys.readouterr().err
+    assert "resuming from step 27" in logged()
     assert tree(again.path) == tree(made.path)
 
 

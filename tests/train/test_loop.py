@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -187,7 +188,7 @@ def test_released_and_paper_presets_train(tiny_run: Run, tmp_path: Any) -> None:
 
 
 def test_validation_shows_progress_and_stays_out_of_the_rate(
-    tiny_run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], str]
 ) -> None:
     clock = Clock()
     for module in (training_loop, progress):
@@ -206,7 +207,7 @@ def test_validation_shows_progress_and_stays_out_of_the_rate(
     monkeypatch.setattr(GnnTask, "validate", minute)
     monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     made = train(tiny_run, tmp_path, curriculum=[{"k": 4, "steps": 2}], validate_every=2)
-    lines = capsys.readouterr().err.splitlines()
+    lines = logged().splitlines()
     assert any(re.match(r"train, validation: 256/256 [\d,]+ tokens/s ETA 0:00", line) for line in lines), lines
     assert any(line.startswith("train: 48/96 48 tokens/s ETA 1:01 ") for line in lines), lines  # validation included
     ended = "train: 96 tokens in 0:02 (48 tokens/s) plus 2:00 of validation"

@@ -117,7 +117,7 @@ def test_interrupted_base_models_resume_to_the_same_bytes(
     saved: int,
     text_dir: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    logged: Callable[[], str],
 ) -> None:
     whole = lm_run(tmp_path / "whole", text_dir, case).build("lm")
     cut = lm_run(tmp_path / "cut", text_dir, case)
@@ -130,7 +130,7 @@ def test_interrupted_base_models_resume_to_the_same_bytes(
     assert journal["notes"]["checkpoint"] == saved
     assert journal["notes"]["history"][-1]["step"] == (20 if when is at_step else 0)
     again = lm_run(tmp_path / "cut", text_dir, case).build("lm")
-    assert f"lm: resuming from step {saved}" in capsys.readouterr().err
+    assert f"lm: resuming from step {saved}" in logged()
     assert tree(again.path) == tree(whole.path)
     assert "stopped_by_user_at" not in again.facts
 
@@ -170,7 +170,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 
 def test_stopping_for_good(
-    text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], str]
 ) -> None:
     """By a file while it runs, or with --finish after an interrupt: the same artifact, of the best step so far."""
     run = lm_run(tmp_path / "file", text_dir, "adaptive")
@@ -179,7 +179,7 @@ def test_stopping_for_good(
     with monkeypatch.context() as patch:
         at_step(patch, 27, stop.touch)
         made = run.build("lm")
-    said = capsys.readouterr().err
+    said = logged()
     assert f"create the file {stop}" in said
     assert "lm: stopped at step 28 of 60, as you asked; keeping step 20, the best so far" in said
     assert not stop.exists()
@@ -206,12 +206,12 @@ def test_nothing_to_finish(trained_whole: Run, tmp_path: Path) -> None:
 
 
 def test_stopped_before_the_first_better_step(
-    text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], str]
 ) -> None:
     run = lm_run(tmp_path / "run", text_dir, "adaptive")
     at_step(monkeypatch, 3, (tmp_path / "run" / "stop").touch)
     assert run.build("lm").facts["best_step"] == 0
-    assert "warning: lm: no validated step was better than the untrained model" in capsys.readouterr().err
+    assert "warning: lm: no validated step was better than the untrained model" in logged()
 
 
 def test_fine_tuning_stopped_before_it_kept_anything(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,12 +218,12 @@ def test_an_empty_prompt_starts_a_text(book: Book) -> None:
     assert len(book.generate("", max_tokens=5).ids) == 5
 
 
-def test_a_filter_with_few_rows_and_one_with_none(book: Book, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_filter_with_few_rows_and_one_with_none(book: Book, logged: Callable[[], str]) -> None:
     name = book.documents[0].name
     few = book.generate(PROMPT, predictor="knn", max_tokens=20, only=name)
     assert {source.document for token in few.tokens for source in token.sources} == {name}
     nothing = book.generate(PROMPT, predictor="knn", max_tokens=20, only=name, exclude=name)
-    assert "no document to look up" in capsys.readouterr().err
+    assert "no document to look up" in logged()
     assert nothing.ids == book.generate(PROMPT, predictor="base", max_tokens=20).ids
     assert all(token.book == 0 for token in nothing.tokens)
 

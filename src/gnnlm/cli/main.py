@@ -35,7 +35,9 @@ def main() -> None:
     try:
         _on_signal(_leave)
         from gnnlm.cli.commands import app
+        from gnnlm.cli.terminal import show_messages
 
+        show_messages()
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             _join(app)
         else:

@@ -31,7 +31,7 @@ from gnnlm.engine.machine_check import Wanted, difference, pin_threads
 from gnnlm.engine.shard_task import Arrays, Task, Work, load_arrays, write_result
 from gnnlm.engine.storage import Storage, View
 from gnnlm.errors import EngineError, GnnlmError
-from gnnlm.progress import kept_messages, say, warn
+from gnnlm.progress import Message, kept_messages, log, say, warn
 
 ATTEMPTS = 10  # at a task whose workers end; its own errors are not tried again
 AHEAD = 4  # tasks that are started before they are needed, for each that can run at once
@@ -77,8 +77,8 @@ def _check(duty: Duty) -> None:
     _checked.update(found)
 
 
-def _do(duty: Duty, recipe: Recipe, folder: str, task: Task) -> list[str]:
-    """Do a task in a worker; returns what it said."""
+def _do(duty: Duty, recipe: Recipe, folder: str, task: Task) -> list[Message]:
+    """Do a task in a worker; return its messages."""
     with kept_messages() as said:
         root = duty.enter()
         path = write_result(task, recipe(root, task.kind), root / folder)
@@ -225,8 +225,9 @@ class RayEngine:
         )
         shared, sent = ray.put(duty), ray.put(recipe)
         running: dict[Any, int] = {}
-        done: dict[int, list[str]] = {}
-        begun, told = 0, set[str]()
+        done: dict[int, list[Message]] = {}
+        begun = 0
+        told: set[Message] = set()
         try:
             for number, task in enumerate(tasks):
                 path = folder / task.name
@@ -244,7 +245,7 @@ class RayEngine:
                         self._look()
                 for message in done.pop(number):
                     if message not in told:  # each worker loads the model, and says so
-                        say(message)
+                        log(*message)
                     told.add(message)
                 self._fetch(duty, path, below, task)
                 yield path
