@@ -16,7 +16,7 @@ from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.datastore.filter import Names, open_documents
 from gnnlm.engine import HERE, Engine
 from gnnlm.errors import ConfigError, CorpusError
-from gnnlm.explain import influence, watched
+from gnnlm.explain import attention_after, looked_up_documents
 from gnnlm.predict.attach import Attachments, attached, taken
 from gnnlm.predict.open_book import OpenBook
 from gnnlm.predict.own_past import with_text
@@ -25,9 +25,13 @@ from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
 from gnnlm.run import Run
 from gnnlm.run.snapshot import Snapshot
-from gnnlm.write.attribution import Generation
+from gnnlm.write.attribution import written_text
+from gnnlm.write.batch_loop import Writer
+from gnnlm.write.drafter import Drafter
 from gnnlm.write.generate_options import GenerateOptions
-from gnnlm.write.request import Pen, Stream
+from gnnlm.write.text_state import TextSettings
+from gnnlm.write.text_stream import TextStream
+from gnnlm.write.written_text import WrittenText
 
 
 class Book:
@@ -262,9 +266,13 @@ class Book:
     # -- writing -------------------------------------------------------------------------------------------
 
     @cached_property
-    def pen(self) -> Pen:
-        """Writes with this book; what a book without the attached documents knows of the store's suffixes is used."""
-        return Pen(self.model, None if self._base is None else self._base.pen)
+    def drafter(self) -> Drafter:
+        """Drafts from this book; uses what a book without the attached documents knows of the store's suffixes."""
+        return Drafter(self.model.store, None if self._base is None else self._base.drafter)
+
+    def writer(self, predictor: str) -> Writer:
+        """Return a writer for texts by one predictor; see `generate`."""
+        return Writer(self.model, predictor, self.drafter)
 
     @overload
     def generate(
@@ -276,7 +284,7 @@ class Book:
         chat: bool = False,
         attach: Attachments | None = None,
         **options: Any,
-    ) -> Generation: ...
+    ) -> WrittenText: ...
 
     @overload
     def generate(
@@ -288,7 +296,7 @@ class Book:
         chat: bool = False,
         attach: Attachments | None = None,
         **options: Any,
-    ) -> list[Generation]: ...
+    ) -> list[WrittenText]: ...
 
     def generate(
         self,
@@ -299,7 +307,7 @@ class Book:
         chat: bool = False,
         attach: Attachments | None = None,
         **options: Any,
-    ) -> Generation | list[Generation]:
+    ) -> WrittenText | list[WrittenText]:
         """Write on from a prompt, or from several at once; each token comes with its sources.
 
         A prompt is a text, or token ids in a list of prompts; an empty one starts a text. With `n` above 1 or several
@@ -311,11 +319,16 @@ class Book:
         if attach is not None:
             return self.attached(attach).generate(prompt, only=only, exclude=exclude, chat=chat, **options)
         checked = GenerateOptions.checked(**options)
+        settings = TextSettings.of(checked, self.model, self.allowed(only, exclude))
         several: list[str | Sequence[int]] = [prompt] if isinstance(prompt, str) else [*prompt]
         if not several:
             raise ConfigError("generate expects at least one prompt")
         ids = [self._prompt(one, chat) for one in several]
-        found = self.pen.generate(checked, ids, self.allowed(only, exclude))
+        writer = self.writer(settings.predictor)
+        texts = [text for one in ids for text in writer.add(one, settings, checked.n)]
+        while writer.busy:
+            writer.step()
+        found = [written_text(self.model, text, checked.sources) for text in texts]
         return found[0] if isinstance(prompt, str) and checked.n == 1 else found
 
     def stream(
@@ -327,13 +340,15 @@ class Book:
         chat: bool = False,
         attach: Attachments | None = None,
         **options: Any,
-    ) -> Stream:
+    ) -> TextStream:
         """Write one text and give it out as it comes; see `generate`."""
         if attach is not None:
             return self.attached(attach).stream(prompt, only=only, exclude=exclude, chat=chat, **options)
-        return self.pen.stream(
-            GenerateOptions.checked(**options), self._prompt(prompt, chat), self.allowed(only, exclude)
-        )
+        checked = GenerateOptions.checked(**options)
+        if checked.n > 1:
+            raise ConfigError(f"n: stream writes one text, got {checked.n}; use generate for more")
+        settings = TextSettings.of(checked, self.model, self.allowed(only, exclude))
+        return TextStream(self.writer(settings.predictor), self._prompt(prompt, chat), settings)
 
     # -- explaining ----------------------------------------------------------------------------------------
 
@@ -345,16 +360,20 @@ class Book:
         Without `documents`, those with the most neighbours of the text, at most `most`. Every document costs a scoring.
         Unlike shares and attention, this includes all that the graph network took from a document.
         """
-        return influence(self, text, documents, predictor or self.predictors[-1], most)
+        names = looked_up_documents(self.model, text, most) if documents is None else list(documents)
+        wanted = [predictor or self.predictors[-1]]
+        (whole,) = self.score(text, predictors=wanted).log_probs.values()
+        found = {}
+        for name in names:
+            (without,) = self.score(text, predictors=wanted, exclude=[name]).log_probs.values()
+            found[name] = whole - without
+        return found
 
     def attention(self, text: str | Sequence[int], *, only: Names = None, exclude: Names = None) -> Attention:
         """Where the graph network looks to predict the token after a text or token ids. It is no cause: `influence`."""
         self.model.predictor.check(("gnn",))
         ids, allowed = self._prompt(text, chat=False), self.allowed(only, exclude)
-        neighbours, weights, nodes, context = watched(self.model, ids, allowed)
-        (lines,) = neighbours[None].listed()
-        found = [Neighbour.at(self.model.store, row, score, 8, 8) for row, score in lines]
-        return Attention(found, weights, nodes, context)
+        return attention_after(self.model, ids, allowed)
 
     def _prompt(self, prompt: str | Sequence[int], chat: bool) -> list[int]:
         """The token ids of a prompt."""

@@ -1,35 +1,23 @@
-"""What documents and nodes have to do with a prediction: leaving documents out, and the network's attention."""
+"""Which documents and nodes a prediction looks at: the most retrieved documents, and the network's attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
+from gnnlm.answers import Attention, Neighbour
 from gnnlm.gnn.model import LayerAttention
 from gnnlm.predict.open_book import OpenBook
 from gnnlm.predict.scoring import Job, Text
 from gnnlm.retrieval.index import Allowed
-from gnnlm.retrieval.neighbours import Neighbours
 
-if TYPE_CHECKING:
-    from gnnlm.answers import Floats
-    from gnnlm.book import Book
-
-
-def influence(book: Book, text: Text, documents: Iterable[str] | None, name: str, most: int) -> dict[str, Floats]:
-    """See `Book.influence`."""
-    names = looked_up(book.model, text, most) if documents is None else list(documents)
-    whole = book.score(text, predictors=[name]).log_probs[name]
-    return {
-        document: whole - book.score(text, predictors=[name], exclude=[document]).log_probs[name] for document in names
-    }
+CONTEXT = 8  # tokens shown on either side of a neighbour
 
 
 @torch.inference_mode()
-def looked_up(model: OpenBook, text: Text, most: int) -> list[str]:
-    """The documents with the most neighbours of the tokens that are scored."""
+def looked_up_documents(model: OpenBook, text: Text, most: int) -> list[str]:
+    """Return the documents with the most neighbours of the tokens that are scored."""
     job, predictor = Job.make(model, text, 0), model.predictor
     counts = torch.zeros(len(model.store.names))
     k = predictor.graph_k if predictor.gnn is not None else predictor.mixes["base"].k
@@ -42,16 +30,20 @@ def looked_up(model: OpenBook, text: Text, most: int) -> list[str]:
 
 
 @torch.inference_mode()
-def watched(
-    model: OpenBook, ids: Sequence[int], allowed: Allowed | None
-) -> tuple[Neighbours, Floats, list[int], Floats]:
-    """The neighbours after some tokens, the network's attention on them, its last context nodes, and that on those."""
+def attention_after(model: OpenBook, ids: Sequence[int], allowed: Allowed | None) -> Attention:
+    """Return the graph network's attention when it predicts the token after a text."""
     past = model.read_to_end([ids[:-1]], None, ("gnn",), allowed)[1] if len(ids) > 1 else None
-    seen: list[LayerAttention] = []
-    prediction, _ = model.read([ids[-1:]], past, ("gnn",), allowed, watch=seen)
+    layers: list[LayerAttention] = []
+    prediction, _ = model.read([ids[-1:]], past, ("gnn",), allowed, watch=layers)
     neighbours = prediction.neighbours[0, -1].nearest(model.predictor.graph_k)
-    weights = [layer.inter_BTHS[0, -1].unflatten(-1, (neighbours.k, -1)) for layer in seen]
+    weights = [layer.inter_BTHS[0, -1].unflatten(-1, (neighbours.k, -1)) for layer in layers]
     assert model.predictor.gnn is not None
-    nodes = [model.lm.start_token, *ids][-model.predictor.gnn.options.context :]
-    context = [layer.intra_BTHS[0, -1, :, -len(nodes) :] for layer in seen]
-    return neighbours, torch.stack(weights).cpu().numpy(), nodes, torch.stack(context).cpu().numpy()
+    context_ids = [model.lm.start_token, *ids][-model.predictor.gnn.options.context :]
+    context = [layer.intra_BTHS[0, -1, :, -len(context_ids) :] for layer in layers]
+    (found,) = neighbours[None].listed()
+    return Attention(
+        [Neighbour.at(model.store, row, similarity, CONTEXT, CONTEXT) for row, similarity in found],
+        torch.stack(weights).cpu().numpy(),
+        context_ids,
+        torch.stack(context).cpu().numpy(),
+    )

@@ -142,7 +142,7 @@ def test_a_session_is_used_again_and_ends(book: Book, text: str) -> None:
         assert deeper.documents[-1].name == "attached:three"
         assert len(deeper.score(text[50:100])) == 50
         assert "attached:one, attached:two" in repr(session)
-        assert session.pen.drafter.suffixes[:1] == book.pen.drafter.suffixes
+        assert session.drafter.suffixes[:1] == book.drafter.suffixes
     with pytest.raises(GnnlmError, match="session has ended"):
         session.score("a")
     with pytest.raises(AttributeError):

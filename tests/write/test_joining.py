@@ -15,10 +15,10 @@ from gnnlm.book import Book
 from gnnlm.predict.open_book import BLOCK
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.write import batch_loop
-from gnnlm.write.attribution import Generation
+from gnnlm.write.attribution import written_text
 from gnnlm.write.generate_options import GenerateOptions
-from gnnlm.write.request import Pen
 from gnnlm.write.text_state import TextSettings
+from gnnlm.write.written_text import WrittenText
 from tests.conftest import TINY, merge
 from tests.write.test_writing import FP32, PROMPT, built
 
@@ -39,7 +39,7 @@ def book(tiny_lm_dir: Path, text_dir: Path, tmp_path_factory: pytest.TempPathFac
     return built(merge(values, FP32), tmp_path_factory.mktemp("join") / "run")
 
 
-def alone(book: Book, prompt: str, predictor: str, options: dict[str, Any], length: int) -> Generation:
+def alone(book: Book, prompt: str, predictor: str, options: dict[str, Any], length: int) -> WrittenText:
     return book.generate(prompt, predictor=predictor, max_tokens=length, **options)
 
 
@@ -69,8 +69,7 @@ def test_texts_that_join_at_different_steps(
     """Different prompts, samplings, stop strings, filters and lengths in one batch."""
     if drafting:
         monkeypatch.setattr(batch_loop, "best_length", lambda expected, costs: max(map(len, expected)) - 1)
-    pen = Pen(book.model)
-    writer = pen.writer(predictor)
+    writer = book.writer(predictor)
     texts = [(PROMPTS[n % len(PROMPTS)], {"draft": drafting, **ORDERS[n]}, 5 + 9 * n) for n in range(len(ORDERS))]
     written = []
     for prompt, options, length in texts:
@@ -81,7 +80,7 @@ def test_texts_that_join_at_different_steps(
         writer.step()
     for (prompt, options, length), writing in zip(texts, written, strict=True):
         want = alone(book, prompt, predictor, options, length)
-        got = pen.finished(writing, 4)
+        got = written_text(book.model, writing, 4)
         assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
         np.testing.assert_allclose(
             [token.log_prob for token in got.tokens], [token.log_prob for token in want.tokens], atol=1e-3
@@ -105,8 +104,7 @@ def test_texts_that_join_at_different_steps(
 )
 def test_any_company(book: Book, texts: list[tuple[str, dict[str, Any], int, int, bool]], predictor: str) -> None:
     """Texts join after any number of steps, and some are ended early; the others do not notice."""
-    pen = Pen(book.model)
-    writer, written = pen.writer(predictor), []
+    writer, written = book.writer(predictor), []
     for prompt, options, length, steps, _ in texts:
         written += start(book, writer, prompt, options, length)
         for _ in range(steps):
@@ -119,12 +117,12 @@ def test_any_company(book: Book, texts: list[tuple[str, dict[str, Any], int, int
     for (prompt, options, length, _, _), writing in zip(texts, written, strict=True):
         want = alone(book, prompt, predictor, options, length)
         assert writing.ids == want.ids[: len(writing.ids)] or options.get("stop")
-        assert writing.finish_reason == "interrupted" or pen.finished(writing, 0).ids == want.ids
+        assert writing.finish_reason == "interrupted" or written_text(book.model, writing, 0).ids == want.ids
 
 
 def test_long_prompts_let_short_ones_pass(book: Book) -> None:
     """A prompt is read in blocks; a short one that comes later begins first, and the text in progress goes on."""
-    writer = Pen(book.model).writer("knn")
+    writer = book.writer("knn")
     settings = TextSettings.of(GenerateOptions(max_tokens=40, predictor="knn"), book.model, None)
     (going,) = writer.add([1, 2], settings)
     writer.step()
@@ -142,8 +140,7 @@ def test_long_prompts_let_short_ones_pass(book: Book) -> None:
 
 
 def test_one_prompt_for_several_texts_is_read_once(book: Book) -> None:
-    pen = Pen(book.model)
-    writer = pen.writer("knn")
+    writer = book.writer("knn")
     settings = TextSettings.of(
         GenerateOptions(max_tokens=12, predictor="knn", temperature=1.0, seed=3), book.model, None
     )
@@ -162,7 +159,7 @@ def test_the_tokens_of_a_prompt_are_scored_as_scoring_does(book: Book, predictor
 
     ids = book.model.lm.tokenize(PROMPT * 12)[0]
     assert len(ids) > BLOCK
-    writer = Pen(book.model).writer(predictor)
+    writer = book.writer(predictor)
     settings = replace(
         TextSettings.of(GenerateOptions(predictor=predictor), book.model, None), scored=True, top=3, max_tokens=0
     )
@@ -185,8 +182,7 @@ def test_the_tokens_of_a_prompt_are_scored_as_scoring_does(book: Book, predictor
 
 def test_tokens_are_settled_when_their_text_is(book: Book) -> None:
     """The pieces of settled tokens never change, and all together they are the text."""
-    pen = Pen(book.model)
-    writer = pen.writer("base")
+    writer = book.writer("base")
     settings = TextSettings.of(
         GenerateOptions(max_tokens=60, predictor="base", temperature=1.5, seed=4, stop=["zz"]), book.model, None
     )
@@ -194,9 +190,9 @@ def test_tokens_are_settled_when_their_text_is(book: Book) -> None:
     given: list[str] = []
     while writer.busy:
         writer.step()
-        given += [writing.stream.piece(place) for place in range(len(given), writing.stream.settled)]
-        assert writing.stream.text.startswith("".join(given))
-    whole = pen.finished(writing, 0)
+        given += [writing.detokenizer.piece(place) for place in range(len(given), writing.detokenizer.settled)]
+        assert writing.detokenizer.text.startswith("".join(given))
+    whole = written_text(book.model, writing, 0)
     assert given == [token.text for token in whole.tokens[: len(given)]]
     assert len(given) >= len(whole.tokens) - 4
 

@@ -19,10 +19,10 @@ from gnnlm.errors import ConfigError, GnnlmError
 from gnnlm.predict.predictor import PREDICTORS
 from gnnlm.run import Run
 from gnnlm.write import batch_loop
-from gnnlm.write.attribution import Generation
-from gnnlm.write.drafter import Costs, Drafter
+from gnnlm.write.drafter import Drafter
 from gnnlm.write.generate_options import GenerateOptions
 from gnnlm.write.text_state import TextSettings
+from gnnlm.write.written_text import WrittenText
 from tests.conftest import TINY, merge
 
 FP32 = {"store": {"dtype": "fp32"}, "cache": {"dtype": "fp32"}, "tune": {"lambdas": [0.3]}}
@@ -276,7 +276,7 @@ def test_bad_prompts_are_one_line(book: Book, prompt: Any) -> None:
 
 def test_finished_texts_leave_the_batch(book: Book) -> None:
     settings = TextSettings.of(GenerateOptions(max_tokens=6), book.model, None)
-    writer = batch_loop.Writer(book.model, settings.predictor, Drafter(book.model.store), Costs())
+    writer = batch_loop.Writer(book.model, settings.predictor, Drafter(book.model.store))
     (first,), (second,) = writer.add([1], settings), writer.add([2, 3], settings)
     writer.step()
     writer.stop(first, "interrupted")
@@ -286,5 +286,5 @@ def test_finished_texts_leave_the_batch(book: Book) -> None:
     assert len(second.tokens) == 6
 
 
-def log_probs(written: Generation) -> list[float]:
+def log_probs(written: WrittenText) -> list[float]:
     return [token.log_prob for token in written.tokens]

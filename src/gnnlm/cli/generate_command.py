@@ -18,8 +18,8 @@ from gnnlm.errors import Interrupted
 from gnnlm.write.generate_options import GenerateOptions, TextOptions
 
 if TYPE_CHECKING:
-    from gnnlm.write.attribution import Generation
-    from gnnlm.write.request import Stream
+    from gnnlm.write.text_stream import TextStream
+    from gnnlm.write.written_text import WrittenText
 
 PYTHON_ONLY = {"sources"}  # a command always shows the same number of them
 LISTED = 8  # sources under a text
@@ -95,7 +95,7 @@ def generate(
         show(prompt, written)
 
 
-def show_stream(prompt: str, stream: Stream) -> None:
+def show_stream(prompt: str, stream: TextStream) -> None:
     """Print a text as it is written; Ctrl-C ends it, and what is there is kept."""
     out.print(Text(prompt, "bold"), end="", soft_wrap=True)
     shown = 0
@@ -104,13 +104,13 @@ def show_stream(prompt: str, stream: Stream) -> None:
             out.print(_coloured(stream, shown, shown + len(piece)), end="", soft_wrap=True)
             shown += len(piece)
     except (KeyboardInterrupt, Interrupted):
-        if stream.writing is None:
+        if stream.state is None:
             raise
     out.print()
     _show_sources(stream.generation)
 
 
-def show(prompt: str, written: Generation) -> None:
+def show(prompt: str, written: WrittenText) -> None:
     """Print a finished text with its sources."""
     text = Text(prompt, "bold")
     for token in written.tokens:
@@ -139,19 +139,21 @@ def share_style(share: float) -> str:
     return f"rgb({round(215 * share)},{round(95 * (1 - share))},215)"
 
 
-def _coloured(stream: Stream, start: int, end: int) -> Text:
+def _coloured(stream: TextStream, start: int, end: int) -> Text:
     """Characters of the text, each in the colour of its token."""
-    assert stream.writing is not None
-    writing, text = stream.writing, Text()
-    offsets = [*writing.stream.offsets, len(writing.stream.text)]
-    for number, token in enumerate(writing.tokens[: len(offsets) - 1]):
-        first, last = max(start, offsets[number]), min(end, offsets[number + 1])
+    assert stream.state is not None
+    detokenizer = stream.state.detokenizer
+    text = Text()
+    offsets = [*detokenizer.offsets, len(detokenizer.text)]
+    for number, token in enumerate(stream.state.tokens[: len(offsets) - 1]):
+        first = max(start, offsets[number])
+        last = min(end, offsets[number + 1])
         if first < last:
-            text.append(writing.stream.text[first:last], share_style(float(token.voters.share.sum())))
+            text.append(detokenizer.text[first:last], share_style(float(token.voters.share.sum())))
     return text
 
 
-def _show_sources(written: Generation) -> None:
+def _show_sources(written: WrittenText) -> None:
     """Numbered passages that the text follows, then the largest sources of single words, and the share of the book."""
     lines = [
         _source_line(

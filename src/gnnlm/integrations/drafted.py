@@ -37,24 +37,24 @@ def drafted(
     view = model.view(*(model_kwargs.get(name) for name in ("predictor", "only", "exclude")))
     room = int(generation_config.max_length) - input_ids.shape[1]
     settings = TextSettings(GenerateOptions(), view.predictor, room, model.allowed(view))
-    writer = model.book.pen.writer(view.predictor)
+    writer = model.book.writer(view.predictor)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"), lm.start_token)
-    writings = [writing for prompt in prompts for writing in writer.add(prompt, settings)]
+    texts = [text for prompt in prompts for text in writer.add(prompt, settings)]
     padded = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)  # else all go on to the end
-    going_on, written = [True] * len(writings), 0
+    going_on, written = [True] * len(texts), 0
     while any(going_on):
         rows = [number for number, open_ in enumerate(going_on) if open_ or not padded]
-        if written == min(len(writings[row].tokens) for row in rows):
+        if written == min(len(texts[row].tokens) for row in rows):
             writer.step()
             continue
-        column = [writing.tokens[written].id if row in rows else int(pad) for row, writing in enumerate(writings)]
+        column = [text.tokens[written].id if row in rows else int(pad) for row, text in enumerate(texts)]
         input_ids = torch.cat([input_ids, torch.tensor(column, device=input_ids.device)[:, None]], 1)
         written += 1
         for number, stop in enumerate(stopping_criteria(input_ids, None).tolist()):
             if stop and going_on[number]:
                 going_on[number] = False
                 if padded:
-                    writer.stop(writings[number], "stop")
+                    writer.stop(texts[number], "stop")
     return GenerateDecoderOnlyOutput(sequences=input_ids) if generation_config.return_dict_in_generate else input_ids
 
 

@@ -21,7 +21,7 @@ from gnnlm.predict.open_book import Past
 
 
 @dataclass(frozen=True)
-class View:
+class LookupView:
     """What a past depends on beside its tokens: the predictor, and the documents that may be looked up."""
 
     predictor: str
@@ -75,13 +75,13 @@ class OpenBookCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         self.past: Past | None = None
         self.columns: Columns | None = None
-        self.view: View | None = None
+        self.view: LookupView | None = None
 
-    def put(self, past: Past, columns: Columns, view: View) -> None:
+    def put(self, past: Past, columns: Columns, view: LookupView) -> None:
         """What has been read by now."""
         self.past, self.columns, self.view = past, columns, view
 
-    def check(self, rows: int, view: View) -> None:
+    def check(self, rows: int, view: LookupView) -> None:
         """Refuse to read on for other texts, or as another predictor than before."""
         if self.columns is not None and len(self.columns.given_B) != rows:
             raise ConfigError(f"the cache holds {len(self.columns.given_B)} texts, input_ids has {rows} rows")

@@ -25,7 +25,7 @@ from gnnlm.datastore.filter import Names
 from gnnlm.errors import ConfigError
 from gnnlm.integrations.drafted import drafted
 from gnnlm.integrations.model_inputs import checked_ids, kept, new_columns, own_cache
-from gnnlm.integrations.past_cache import Columns, OpenBookCache, View
+from gnnlm.integrations.past_cache import Columns, LookupView, OpenBookCache
 from gnnlm.lm.hf_loading import load_tokenizer
 from gnnlm.lm.model_files import resolve_model
 from gnnlm.lm.native_lm import is_native
@@ -90,7 +90,7 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         config.vocab_size, config.hidden_size = book.model.lm.vocab_size, book.model.lm.width
         super().__init__(config)
         self.book = book
-        self._allowed: dict[View, Allowed | None] = {}
+        self._allowed: dict[LookupView, Allowed | None] = {}
         self.generation_config = _generation_config(book)
         self.view()  # refuses what the run does not have
         self.post_init()
@@ -175,15 +175,15 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
     def exclude(self, names: Names) -> None:
         self.config.exclude = names
 
-    def view(self, predictor: str | None = None, only: Names = None, exclude: Names = None) -> View:
+    def view(self, predictor: str | None = None, only: Names = None, exclude: Names = None) -> LookupView:
         """The predictor and the documents of a call, by default the model's own."""
         name = predictor or self.predictor
         self.book.model.predictor.check((name,))
-        return View(
+        return LookupView(
             name, _names(self.only if only is None else only), _names(self.exclude if exclude is None else exclude)
         )
 
-    def allowed(self, view: View) -> Allowed | None:
+    def allowed(self, view: LookupView) -> Allowed | None:
         """The positions that a view may look up."""
         if view not in self._allowed:
             self._allowed.clear()

@@ -23,7 +23,7 @@ from gnnlm.serve.responses import (
     TokenLogprob,
 )
 from gnnlm.serve.worker import News, Record
-from gnnlm.write.text_state import Scored
+from gnnlm.write.text_state import ScoredToken
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def completion_logprobs(lm: BaseLM, news: News, top: int, echoed: TokenizedPromp
     """Return lists over tokens, those of an `echoed` prompt first. The very first token has no value."""
     tokens: list[str] = []
     offsets: list[int] = []
-    values: list[Scored | Record | None] = []
+    values: list[ScoredToken | Record | None] = []
     before = 0
     if echoed is not None:
         before = len(echoed.text)
@@ -124,7 +124,7 @@ def completion_logprobs(lm: BaseLM, news: News, top: int, echoed: TokenizedPromp
     )
 
 
-def _top_pieces(lm: BaseLM, token: Scored | Record) -> dict[str, float]:
+def _top_pieces(lm: BaseLM, token: ScoredToken | Record) -> dict[str, float]:
     """Return the likeliest tokens and the token itself; of tokens with equal text, only the likeliest."""
     found: dict[str, float] = {}
     for one, value in [*token.top, (token.id, token.log_prob)]:

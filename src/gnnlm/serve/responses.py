@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from gnnlm.answers import Neighbour, StoredDocument
-from gnnlm.write.attribution import Span, Token
+from gnnlm.write.written_text import Span, Token
 
 
 class ErrorObject(BaseModel):

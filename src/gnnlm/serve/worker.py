@@ -22,9 +22,10 @@ from gnnlm.serve.api_errors import Problem, busy, leaving
 from gnnlm.serve.limits import Limits
 from gnnlm.serve.metrics import Metrics
 from gnnlm.serve.runs import Served
-from gnnlm.write.attribution import Span, Token
+from gnnlm.write.attribution import copied_spans, described_tokens
 from gnnlm.write.batch_loop import Writer
-from gnnlm.write.text_state import Scored, TextSettings, Writing
+from gnnlm.write.text_state import ScoredToken, TextSettings, TextState
+from gnnlm.write.written_text import Span, Token
 
 log = logging.getLogger("gnnlm.serve")
 Answer = TypeVar("Answer")
@@ -69,7 +70,7 @@ class News:
     number: int
     records: list[Record]
     tokens: list[Token]
-    scored: list[Scored]  # the tokens of the prompt, with the first news, if they are asked for
+    scored: list[ScoredToken]  # the tokens of the prompt, with the first news, if they are asked for
     counts: Counts
     ending: Ending | None
 
@@ -129,7 +130,7 @@ class Worker:
         self._draining = self._stopping = False
         self._calling = False
         self._writers: dict[tuple[Served, str], Writer] = {}  # from here on, the writing thread's own
-        self._going: dict[Writing, Going] = {}
+        self._going: dict[TextState, Going] = {}
         self._threads = [
             threading.Thread(target=work, name=f"gnnlm-{name}", daemon=True)
             for name, work in (("writes", self._run), ("answers", self._answer))
@@ -272,7 +273,7 @@ class Worker:
                     self._waiting.append(asked)
             key = asked.run, asked.settings.predictor
             if key not in self._writers:
-                self._writers[key] = asked.run.book.pen.writer(asked.settings.predictor)
+                self._writers[key] = asked.run.book.writer(asked.settings.predictor)
             prompt = asked.prompts[asked.begun]
             for sample, writing in enumerate(self._writers[key].add(prompt, asked.settings, asked.n)):
                 self._going[writing] = Going(asked, asked.begun * asked.n + sample, self._writers[key])
@@ -297,7 +298,7 @@ class Worker:
             for asked in {going.asked for going in self._going.values() if going.writer is writer}:
                 self._fail(asked, Problem(500, message))
 
-    def _deliver(self, writings: Sequence[Writing]) -> None:
+    def _deliver(self, writings: Sequence[TextState]) -> None:
         """Tell the requests what is new of these texts."""
         news = [(writing, self._going[writing]) for writing in writings if writing in self._going]
         for _, same in itertools.groupby(sorted(news, key=_run_of), _run_of):
@@ -308,14 +309,14 @@ class Worker:
             tokens: Iterator[list[Token]] = iter(())
             if detailed:
                 most = max(going.asked.sources or 0 for _, going, _ in detailed)
-                pen = detailed[0][1].asked.run.book.pen
-                tokens = iter(pen.tokens([(writing, places) for writing, _, places in detailed], most))
+                model = detailed[0][1].asked.run.book.model
+                tokens = iter(described_tokens(model, [(writing, places) for writing, _, places in detailed], most))
             for writing, going, places in parts:
                 shown = [] if going.asked.sources is None else _cut(next(tokens), going.asked.sources)
                 self._tell(writing, going, places, shown)
 
-    def _tell(self, writing: Writing, going: Going, places: range, tokens: list[Token]) -> None:
-        asked, stream = going.asked, writing.stream
+    def _tell(self, writing: TextState, going: Going, places: range, tokens: list[Token]) -> None:
+        asked, stream = going.asked, writing.detokenizer
         if writing.tokens and not asked.first:
             asked.first = True
             self._metrics.first.observe(time.monotonic() - asked.began)
@@ -341,8 +342,8 @@ class Worker:
             if not asked.left:
                 self._forget(asked)
 
-    def _spans(self, writing: Writing, asked: Asked, count: int) -> list[Span]:
-        return asked.run.book.pen.spans(writing, count)
+    def _spans(self, writing: TextState, asked: Asked, count: int) -> list[Span]:
+        return copied_spans(asked.run.book.model, writing, count)
 
     def _count(self, asked: Asked, counts: Counts, tokens: int) -> None:
         metrics = self._metrics
@@ -351,7 +352,7 @@ class Worker:
         metrics.accepted.labels(asked.model).inc(counts.accepted)
         metrics.searches.labels(asked.model).inc(counts.searches)
 
-    def _texts_of(self, asked: Asked) -> list[Writing]:
+    def _texts_of(self, asked: Asked) -> list[TextState]:
         return [writing for writing, going in self._going.items() if going.asked is asked]
 
     def _fail(self, asked: Asked, problem: Problem) -> None:
@@ -367,14 +368,14 @@ class Worker:
                 self._waiting.remove(asked)
 
 
-def _run_of(one: tuple[Writing, Going]) -> int:
+def _run_of(one: tuple[TextState, Going]) -> int:
     """Tells runs apart, also one with documents attached from the same without."""
     return id(one[1].asked.run)
 
 
-def _new(writing: Writing, going: Going) -> range | None:
+def _new(writing: TextState, going: Going) -> range | None:
     """The tokens of a text that can be told; None if there is nothing to tell."""
-    stream = writing.stream
+    stream = writing.detokenizer
     if writing.finish_reason is not None:
         stream.finish()
         ends = len(writing.tokens) - len(stream.offsets)  # an end token has no text

@@ -9,140 +9,108 @@ them: see `Book.influence`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
+import torch
 
 from gnnlm.datastore.store import Store
-from gnnlm.write.generate_options import SHOWN_SOURCES
-from gnnlm.write.text_state import Written
+from gnnlm.predict.open_book import OpenBook
+from gnnlm.predict.own_past import with_text
+from gnnlm.write.text_state import TextState, WrittenToken
+from gnnlm.write.written_text import Source, Span, Token, WrittenText
 
-LEFT, RIGHT = 8, 8  # tokens of a source's surroundings
+CONTEXT = 8  # tokens shown on either side of a source
 LEAST_SHARE = 0.05  # a row with less supports no span
 
 
-@dataclass(frozen=True)
-class Source:
-    """A place in the store that voted for a token; `start` and `end` are the token's characters in the document."""
-
-    document: str
-    start: int
-    end: int
-    before: str
-    token: str
-    after: str
-    similarity: float
-    share: float
-    position: int
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token that was written: its text, its log-probability, and how much of its probability is the book's.
-
-    `book` is the share of all sources together, `sources` are the largest of them; the model's own share is 1 - book.
-    """
-
-    text: str
-    id: int
-    log_prob: float
-    base_log_prob: float
-    book: float
-    sources: list[Source]
+def written_text(model: OpenBook, text: TextState, sources: int) -> WrittenText:
+    """Return a text as it is now, with at most so many sources of each token."""
+    text.detokenizer.finish()
+    (tokens,) = described_tokens(model, [(text, range(text.shown))], sources)
+    return WrittenText(
+        text.detokenizer.text,
+        text.finish_reason or "interrupted",
+        tokens,
+        copied_spans(model, text, len(tokens)),
+        text.steps,
+        text.drafted,
+        text.accepted,
+        text.searches,
+        text.seconds,
+    )
 
 
-@dataclass(frozen=True)
-class Span:
-    """Written tokens that follow one passage of a document, word for word.
-
-    `first` and `last` count tokens of the text, both included; `start` and `end` are characters of the document.
-    """
-
-    text: str
-    first: int
-    last: int
-    document: str
-    start: int
-    end: int
-    share: float  # the mean share of the passage in these tokens
-
-    @property
-    def tokens(self) -> int:
-        return self.last - self.first + 1
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A written text, a record of each token, and the passages that it follows."""
-
-    text: str
-    finish_reason: str
-    tokens: list[Token]
-    spans: list[Span]
-    steps: int
-    drafted: int
-    accepted: int
-    searches: int
-    seconds: float
-
-    def __str__(self) -> str:
-        return self.text
-
-    @property
-    def ids(self) -> list[int]:
-        return [token.id for token in self.tokens]
-
-    @property
-    def book(self) -> float:
-        """The mean share of the book."""
-        return float(np.mean([token.book for token in self.tokens])) if self.tokens else 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values; a span says how many tokens and characters it copies."""
-        out = asdict(self)
-        for span, given in zip(self.spans, out["spans"], strict=True):
-            given["tokens"], given["characters"] = span.tokens, span.end - span.start
-        return out
-
-
-def sources_of(written: Written, store: Store, count: int = SHOWN_SOURCES) -> list[Source]:
-    """The rows with the largest shares, largest first."""
-    voters = written.voters
-    order = voters.share.argsort(descending=True, stable=True)[:count]
-    order = order[voters.share[order] > 0]
+@torch.inference_mode()
+def described_tokens(model: OpenBook, parts: Sequence[tuple[TextState, range]], sources: int) -> list[list[Token]]:
+    """Return some tokens of each text, with their sources and with what the base model alone thinks of them."""
+    tokens = [text.tokens[place] for text, places in parts for place in places]
+    base: list[float] = []
+    if tokens:  # one pass of the softmax for all texts
+        states = torch.stack([token.base_state for token in tokens])
+        ids = torch.tensor([token.id for token in tokens], device=states.device)
+        base = model.lm.head.target_log_probs(states, ids).tolist()
+    base_log_probs = iter(base)
     found = []
-    for position, similarity, share in zip(
-        voters.positions[order].tolist(), voters.similarity[order].tolist(), voters.share[order].tolist(), strict=True
-    ):
-        passage = store.passage(position, LEFT, RIGHT)
-        start, end = store.characters(position)
-        found.append(
-            Source(
-                passage.document, start, end, passage.before, passage.token, passage.after, similarity, share, position
-            )
-        )
+    for text, places in parts:
+        store = cited_store(model, text)
+        line = []
+        for place in places:
+            token = text.tokens[place]
+            book = min(1.0, float(token.voters.share.double().sum()))
+            largest = sources_of(token, store, sources)
+            piece = text.detokenizer.piece(place)
+            line.append(Token(piece, token.id, token.log_prob, next(base_log_probs), book, largest))
+        found.append(line)
     return found
 
 
-def spans_of(written: Sequence[Written], pieces: Sequence[str], store: Store) -> list[Span]:
-    """The longest runs of tokens whose rows follow one another in a document; no token is in two."""
-    runs = sorted(_runs(written), key=lambda run: (-run[1], -run[3], run[0]))
-    taken = np.zeros(len(written), dtype=bool)
+def cited_store(model: OpenBook, text: TextState) -> Store:
+    """Return the store that a text's sources are in, with the text itself behind it if that is looked up."""
+    if not text.settings.options.own_past:
+        return model.store
+    return with_text(model.store, model.lm, [*text.prompt, *text.ids])
+
+
+def sources_of(token: WrittenToken, store: Store, count: int) -> list[Source]:
+    """Return the rows with the largest shares, largest first."""
+    voters = token.voters
+    order = voters.share.argsort(descending=True, stable=True)[:count]
+    order = order[voters.share[order] > 0]
+    positions = voters.positions[order].tolist()
+    similarities = voters.similarity[order].tolist()
+    shares = voters.share[order].tolist()
+    found = []
+    for position, similarity, share in zip(positions, similarities, shares, strict=True):
+        passage = store.passage(position, CONTEXT, CONTEXT)
+        start, end = store.characters(position)
+        words = (passage.before, passage.token, passage.after)
+        found.append(Source(passage.document, start, end, *words, similarity, share, position))
+    return found
+
+
+def copied_spans(model: OpenBook, text: TextState, count: int) -> list[Span]:
+    """Return the passages that the first `count` tokens of a text follow.
+
+    They are the longest runs of tokens whose rows follow one another in a document; no token is in two.
+    """
+    store = cited_store(model, text)
+    runs = sorted(_runs(text.tokens[:count]), key=lambda run: (-run[1], -run[3], run[0]))
+    taken = np.zeros(count, dtype=bool)
     spans = []
     for first, length, position, share in runs:
         if length < 2 or taken[first : first + length].any():
             continue
         taken[first : first + length] = True
-        start, end = store.characters(position)[0], store.characters(position + length - 1)[1]
+        start = store.characters(position)[0]
+        end = store.characters(position + length - 1)[1]
         document = store.passage(position, 0, 0).document
-        text = "".join(pieces[first : first + length])
-        spans.append(Span(text, first, first + length - 1, document, start, end, share / length))
+        words = "".join(text.detokenizer.piece(place) for place in range(first, first + length))
+        spans.append(Span(words, first, first + length - 1, document, start, end, share / length))
     return sorted(spans, key=lambda span: span.first)
 
 
-def _runs(tokens: Sequence[Written]) -> Iterator[tuple[int, int, int, float]]:
-    """Maximal runs: their first token, length, first position in the store, and summed share."""
+def _runs(tokens: Sequence[WrittenToken]) -> Iterator[tuple[int, int, int, float]]:
+    """Yield maximal runs: their first token, length, first position in the store, and summed share."""
     open_runs: dict[int, tuple[int, int, float]] = {}  # by the position that would go on: first token, length, share
     for place, token in enumerate(tokens):
         strong = token.voters.share >= LEAST_SHARE

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from gnnlm.predict.open_book import BLOCK, OpenBook, Past
 from gnnlm.predict.predictor import MIXED, Prediction
-from gnnlm.write.detokenizer import TextStream
-from gnnlm.write.drafter import LONGEST, Costs, Draft, Drafter, best_length
+from gnnlm.write.detokenizer import Detokenizer
+from gnnlm.write.drafter import LONGEST, Drafter, TokenDraft, best_length
 from gnnlm.write.sampling import choose_token
-from gnnlm.write.text_state import Scored, TextSettings, Voters, Writing, Written
+from gnnlm.write.text_state import ScoredToken, TextSettings, TextState, Voters, WrittenToken
 
 PROMPT_TOKENS = 1024  # tokens of prompts that are read between two steps, so that texts in progress do not wait long
 SCORED_AT_ONCE = 64  # positions whose distributions over the vocabulary are held at once
@@ -31,24 +31,27 @@ class Prompt:
     """A prompt that is being read, and the texts that will go on from it."""
 
     tokens: list[int]
-    writings: list[Writing]
+    texts: list[TextState]
     read: int = 0
     searches: int = 0
     past: Past | None = None
 
     @property
     def settings(self) -> TextSettings:
-        return self.writings[0].settings
+        return self.texts[0].settings
 
 
 class Writer:
     """Writes texts with one predictor, a step at a time: new ones join the batch, finished ones leave it."""
 
-    def __init__(self, model: OpenBook, predictor: str, drafter: Drafter, costs: Costs) -> None:
+    def __init__(self, model: OpenBook, predictor: str, drafter: Drafter) -> None:
         model.predictor.check((predictor,))
-        self.model, self.predictor, self.drafter, self.costs = model, predictor, drafter, costs
+        self.model = model
+        self.predictor = predictor
+        self.drafter = drafter
+        self.costs = drafter.costs[predictor]
         self.prompts: list[Prompt] = []  # that are not read yet; the first comes next
-        self.active: list[Writing] = []
+        self.active: list[TextState] = []
         self._past: Past | None = None
         self.wanted = tuple(dict.fromkeys(("base", predictor)))  # base costs nothing but keeping its state
 
@@ -56,35 +59,35 @@ class Writer:
     def busy(self) -> bool:
         return bool(self.prompts or self.active)
 
-    def add(self, prompt: Sequence[int], settings: TextSettings, n: int = 1) -> list[Writing]:
+    def add(self, prompt: Sequence[int], settings: TextSettings, n: int = 1) -> list[TextState]:
         """Take on n texts that go on from a prompt; the next steps read it, and then write."""
         assert settings.predictor == self.predictor
         self.model.check_tokens([prompt])
-        writings = [
-            Writing(list(prompt), settings, sample, TextStream(self.model.lm, prompt, settings.options.stop))
+        texts = [
+            TextState(list(prompt), settings, sample, Detokenizer(self.model.lm, prompt, settings.options.stop))
             for sample in range(n)
         ]
-        self.prompts.append(Prompt(list(prompt), writings))
-        return writings
+        self.prompts.append(Prompt(list(prompt), texts))
+        return texts
 
-    def step(self) -> list[Writing]:
+    def step(self) -> list[TextState]:
         """Read on in the prompts, and write one or more tokens of every text; the texts that were written on."""
         going = bool(self.active)
         begun = self._read_prompts() if self.prompts else []
         return list(dict.fromkeys([*begun, *(self._write() if going and self.active else [])]))
 
-    def stop(self, writing: Writing, reason: str) -> None:
+    def stop(self, text: TextState, reason: str) -> None:
         """End a text now, and take it out of the batch."""
-        writing.finish_reason = reason
+        text.finish_reason = reason
         for prompt in self.prompts:
-            prompt.writings = [one for one in prompt.writings if one is not writing]
-        self.prompts = [prompt for prompt in self.prompts if prompt.writings]
+            prompt.texts = [one for one in prompt.texts if one is not text]
+        self.prompts = [prompt for prompt in self.prompts if prompt.texts]
         self._leave()
 
     # -- prompts -------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _read_prompts(self) -> list[Writing]:
+    def _read_prompts(self) -> list[TextState]:
         """Read a block of the first prompts; those read whole join the batch with their first token.
 
         The others go to the end of the line: a long prompt delays no short one.
@@ -97,18 +100,18 @@ class Writer:
                 break
             chosen.append(prompt)
         self.prompts = self.prompts[len(chosen) :]
-        begun: list[Writing] = []
+        begun: list[TextState] = []
         for fresh in (True, False):
             some = [prompt for prompt in chosen if (prompt.past is None) == fresh]
             if some:
                 begun += self._read_block(some)
         self.prompts += [prompt for prompt in chosen if prompt.read < len(prompt.tokens)]
-        for writing in (writing for prompt in chosen for writing in prompt.writings):
-            writing.seconds += time.perf_counter() - began
+        for text in (text for prompt in chosen for text in prompt.texts):
+            text.seconds += time.perf_counter() - began
         self._leave()
         return begun
 
-    def _read_block(self, prompts: Sequence[Prompt]) -> list[Writing]:
+    def _read_block(self, prompts: Sequence[Prompt]) -> list[TextState]:
         """Read on in prompts, all from their beginning or all from a past; the texts that have begun."""
         parts = [prompt.tokens[prompt.read : prompt.read + BLOCK] for prompt in prompts]
         pasts = [prompt.past for prompt in prompts if prompt.past is not None]
@@ -128,14 +131,14 @@ class Writer:
         log_probs_NV, parts_NK = self.distributions(last)
         rows, begun = [], []
         for place, line in enumerate(whole):
-            for writing in prompts[line].writings:
-                writing.searches = prompts[line].searches
-                if writing.settings.max_tokens:
-                    self._take(writing, last[place], log_probs_NV[place], parts_NK[place])
+            for text in prompts[line].texts:
+                text.searches = prompts[line].searches
+                if text.settings.max_tokens:
+                    self._take(text, last[place], log_probs_NV[place], parts_NK[place])
                 else:
-                    writing.finish_reason = "length"
+                    text.finish_reason = "length"
                 rows.append(line)
-                begun.append(writing)
+                begun.append(text)
         past = past if rows == list(range(len(prompts))) else past.select(rows)
         self._past = joined([*([] if self._past is None else [self._past]), past])
         self.active += begun
@@ -154,47 +157,47 @@ class Writer:
             log_probs_NV = prediction[start : start + len(some)].distribution(self.predictor).log_probs_NV
             found_N = log_probs_NV.gather(1, torch.tensor(some, device=log_probs_NV.device)[:, None])[:, 0].tolist()
             tops = [top_of(line_V, prompt.settings.top) for line_V in log_probs_NV]
-            records = [Scored(*one) for one in zip(some, found_N, tops, strict=True)]
-            for writing in prompt.writings:
-                writing.scored += records
+            records = [ScoredToken(*one) for one in zip(some, found_N, tops, strict=True)]
+            for text in prompt.texts:
+                text.scored += records
 
     # -- steps ---------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _write(self) -> list[Writing]:
+    def _write(self) -> list[TextState]:
         """Write one or more tokens of every text in the batch."""
         began = time.perf_counter()
-        writings, past = self.active, self._past
+        texts, past = self.active, self._past
         assert past is not None
-        drafts = self._drafts(writings)
-        blocks = [[writing.last, *draft.tokens] for writing, draft in zip(writings, drafts, strict=True)]
-        prediction, past = self.read(blocks, past, [writing.settings for writing in writings])
+        drafts = self._drafts(texts)
+        blocks = [[text.last, *draft.tokens] for text, draft in zip(texts, drafts, strict=True)]
+        prediction, past = self.read(blocks, past, [text.settings for text in texts])
         real = prediction[prediction.real]
         log_probs_NV, parts_NK = self.distributions(real)
         line, kept = 0, []
-        for writing, draft in zip(writings, drafts, strict=True):
+        for text, draft in zip(texts, drafts, strict=True):
             accepted = 0
             for place in range(len(draft.tokens) + 1):
-                self._take(writing, real[line + place], log_probs_NV[line + place], parts_NK[line + place])
-                if place == len(draft.tokens) or writing.finish_reason:
+                self._take(text, real[line + place], log_probs_NV[line + place], parts_NK[line + place])
+                if place == len(draft.tokens) or text.finish_reason:
                     break
-                same = writing.last == draft.tokens[place]
-                writing.chances.saw(draft.kinds[place], same)
+                same = text.last == draft.tokens[place]
+                text.chances.saw(draft.kinds[place], same)
                 if not same:
                     break
                 accepted += 1
-            writing.steps += 1
-            writing.drafted += len(draft.tokens)
-            writing.accepted += accepted
-            writing.searches += self._searches(1 + len(draft.tokens))
+            text.steps += 1
+            text.drafted += len(draft.tokens)
+            text.accepted += accepted
+            text.searches += self._searches(1 + len(draft.tokens))
             kept.append(accepted)
             line += 1 + len(draft.tokens)
         self._past = past.crop([len(draft.tokens) - accepted for draft, accepted in zip(drafts, kept, strict=True)])
         self.costs.saw(prediction.real.numel(), time.perf_counter() - began)
-        for writing in writings:
-            writing.seconds += time.perf_counter() - began
+        for text in texts:
+            text.seconds += time.perf_counter() - began
         self._leave()
-        return writings
+        return texts
 
     def read(
         self, tokens: Sequence[Sequence[int]], past: Past | None, settings: Sequence[TextSettings]
@@ -215,7 +218,7 @@ class Writer:
         beyond = prediction.tokens.shape[-1] - weights_NK.shape[-1]  # neighbours that p_kNN does not use
         return found.log_probs_NV, torch.nn.functional.pad(weights_NK, (0, beyond))
 
-    def written(self, at: Prediction, log_probs_V: Tensor, parts_K: Tensor, token: int, top: int = 0) -> Written:
+    def written(self, at: Prediction, log_probs_V: Tensor, parts_K: Tensor, token: int, top: int = 0) -> WrittenToken:
         """The record of a token that follows the prediction at one position."""
         log_prob = float(log_probs_V[token])
         hits = torch.nonzero(at.tokens == token)[:, 0]
@@ -223,45 +226,43 @@ class Writer:
         mixed = self.predictor in MIXED and log_prob > -math.inf
         share = (parts.double() / math.exp(log_prob)).float() if mixed else torch.zeros_like(parts)
         voters = Voters(found.positions.cpu(), found.similarity.cpu(), parts.cpu(), share.cpu())
-        return Written(token, log_prob, at.states["base"], voters, top_of(log_probs_V, top))
+        return WrittenToken(token, log_prob, at.states["base"], voters, top_of(log_probs_V, top))
 
-    def _take(self, writing: Writing, at: Prediction, log_probs_V: Tensor, parts_K: Tensor) -> None:
+    def _take(self, text: TextState, at: Prediction, log_probs_V: Tensor, parts_K: Tensor) -> None:
         """Choose the next token of a text from the prediction at one position."""
-        settings = writing.settings
-        place = len(writing.tokens)
-        history = [*writing.prompt, *writing.ids] if settings.options.repetition_penalty != 1.0 else []
+        settings = text.settings
+        place = len(text.tokens)
+        history = [*text.prompt, *text.ids] if settings.options.repetition_penalty != 1.0 else []
         seen = torch.tensor(history, dtype=torch.long, device=log_probs_V.device)
-        token = choose_token(settings.options, log_probs_V, seen, writing.sample, place)
-        writing.tokens.append(self.written(at, log_probs_V, parts_K, token, settings.top))
+        token = choose_token(settings.options, log_probs_V, seen, text.sample, place)
+        text.tokens.append(self.written(at, log_probs_V, parts_K, token, settings.top))
         if token in self.model.lm.end_tokens:
-            writing.finish_reason = "stop"
+            text.finish_reason = "stop"
             return
-        writing.stream.add(token)
-        if writing.stream.stopped:
-            writing.finish_reason = "stop"
-        elif len(writing.tokens) >= settings.max_tokens:
-            writing.finish_reason = "length"
+        text.detokenizer.add(token)
+        if text.detokenizer.stopped:
+            text.finish_reason = "stop"
+        elif len(text.tokens) >= settings.max_tokens:
+            text.finish_reason = "length"
 
-    def _drafts(self, writings: Sequence[Writing]) -> list[Draft]:
+    def _drafts(self, texts: Sequence[TextState]) -> list[TokenDraft]:
         """A draft for every text that may have one, all cut to the length that promises most."""
         drafts = []
-        for writing in writings:
-            draft = Draft()
-            if writing.settings.options.draft:
-                voters = writing.tokens[-1].voters
-                draft = self.drafter.draft(
-                    [*writing.prompt, *writing.ids], voters.positions, voters.weight, writing.chances
-                )
-            room = min(LONGEST, writing.settings.max_tokens - len(writing.tokens) - 1)
-            drafts.append(Draft(draft.tokens[:room], draft.kinds[:room]))
+        for text in texts:
+            draft = TokenDraft()
+            if text.settings.options.draft:
+                voters = text.tokens[-1].voters
+                draft = self.drafter.draft([*text.prompt, *text.ids], voters.positions, voters.weight, text.chances)
+            room = min(LONGEST, text.settings.max_tokens - len(text.tokens) - 1)
+            drafts.append(TokenDraft(draft.tokens[:room], draft.kinds[:room]))
         count = best_length(
-            [writing.chances.expected(draft) for writing, draft in zip(writings, drafts, strict=True)], self.costs
+            [text.chances.expected(draft) for text, draft in zip(texts, drafts, strict=True)], self.costs
         )
-        return [Draft(draft.tokens[:count], draft.kinds[:count]) for draft in drafts]
+        return [TokenDraft(draft.tokens[:count], draft.kinds[:count]) for draft in drafts]
 
     def _leave(self) -> None:
         """Finished texts leave the batch."""
-        going_on = [number for number, writing in enumerate(self.active) if writing.finish_reason is None]
+        going_on = [number for number, text in enumerate(self.active) if text.finish_reason is None]
         if len(going_on) < len(self.active) and self._past is not None:
             self.active = [self.active[number] for number in going_on]
             self._past = self._past.select(going_on) if going_on else None

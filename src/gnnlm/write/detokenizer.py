@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 from gnnlm.lm.base_lm import BaseLM
 
-ANCHOR = (
-    8  # tokens of the prompt that are decoded with the text: a tokenizer may treat a text's first token differently
-)
+ANCHOR = 8  # tokens of the prompt decoded with the text: a tokenizer may treat a text's first token differently
 UNFINISHED = "�"  # how the first bytes of a character are decoded
 
 
-class TextStream:
+class Detokenizer:
     """The text of a continuation; what cannot be final yet is held back."""
 
     def __init__(self, lm: BaseLM, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:

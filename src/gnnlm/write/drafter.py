@@ -10,7 +10,7 @@ How many tokens are drafted follows from measured times and from how often such 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,7 +38,7 @@ Kind = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Draft:
+class TokenDraft:
     """Tokens that may follow, and the kind of each, by which its chance is known."""
 
     tokens: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Chances:
         before, tried = self._counts.get(kind, (0.0, 0.0))
         self._counts[kind] = before + accepted, tried + 1
 
-    def expected(self, draft: Draft) -> list[float]:
+    def expected(self, draft: TokenDraft) -> list[float]:
         """Tokens that a step yields if it checks the first n of a draft, for n from 0 on."""
         out, chance = [1.0], 1.0
         for kind in draft.kinds:
@@ -115,8 +115,10 @@ class Drafter:
     """Drafts for texts that are written with a store at hand."""
 
     def __init__(self, store: Store, before: Drafter | None = None) -> None:
-        """`before` drafts from the first segments of the same store, and has sorted them."""
-        self.store, self._before = store, before
+        """`before` is the drafter of the same store's first segments: its suffixes and costs are used."""
+        self.store = store
+        self._before = before
+        self.costs: defaultdict[str, Costs] = defaultdict(Costs) if before is None else before.costs  # by predictor
 
     @cached_property
     def suffixes(self) -> list[SuffixIndex]:
@@ -126,7 +128,7 @@ class Drafter:
         known = [] if self._before is None else self._before.suffixes
         return [*known, *(SuffixIndex(s.live_tokens_P.numpy()) for s in self.store.segments[len(known) :])]
 
-    def draft(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor, chances: Chances) -> Draft:
+    def draft(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor, chances: Chances) -> TokenDraft:
         """The most promising draft; where two begin alike, they support each other.
 
         `positions_R` are those that voted for the text's last token, `weights_R` their weights.
@@ -135,12 +137,12 @@ class Drafter:
         found += [supported(other, rows) for other in others]
         return max(found, key=lambda draft: chances.expected(draft)[: LOOK_AHEAD + 1][-1])
 
-    def rows(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor) -> Draft:
+    def rows(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor) -> TokenDraft:
         """The heaviest chain of tokens that follow the rows, up to their documents' ends.
 
         Positions behind the store's last are rows of the text itself.
         """
-        draft = Draft()
+        draft = TokenDraft()
         if not len(positions_R):
             return draft
         ahead_RL, size = positions_R[:, None] + torch.arange(1, LONGEST + 1), len(self.store)
@@ -164,36 +166,36 @@ class Drafter:
             alive = alive[number == best]
         return draft
 
-    def own(self, text: Sequence[int]) -> Draft:
+    def own(self, text: Sequence[int]) -> TokenDraft:
         """What followed the longest match of the text's end in the text itself."""
         tokens = np.asarray(text, dtype=np.int64)
         return _after(own_match(tokens), tokens, "own")
 
-    def stored(self, text: Sequence[int]) -> Draft:
+    def stored(self, text: Sequence[int]) -> TokenDraft:
         """What follows the longest match of the text's end in the store."""
         found = [(suffixes.longest(text), suffixes.tokens) for suffixes in self.suffixes]
         match, tokens = max(found, key=lambda one: 0 if one[0] is None else one[0].length, default=(None, NO_TOKENS))
         return _after(match, tokens, "store")
 
 
-def supported(draft: Draft, rows: Draft) -> Draft:
+def supported(draft: TokenDraft, rows: TokenDraft) -> TokenDraft:
     """A draft that begins as the rows' does, of the kind `both` as far as it does; nothing if it does not."""
     same = 0
     while same < min(len(draft.tokens), len(rows.tokens)) and draft.tokens[same] == rows.tokens[same]:
         same += 1
     if not same:
-        return Draft()
+        return TokenDraft()
     both = [("both", max(a[1], b[1])) for a, b in zip(draft.kinds[:same], rows.kinds[:same], strict=True)]
-    return Draft(draft.tokens, [*both, *draft.kinds[same:]])
+    return TokenDraft(draft.tokens, [*both, *draft.kinds[same:]])
 
 
-def _after(match: Match | None, tokens: Tokens, name: str) -> Draft:
+def _after(match: Match | None, tokens: Tokens, name: str) -> TokenDraft:
     """What most of the matched places go on with; the more tokens match, those of the draft included, the stronger."""
     if match is None:
-        return Draft()
+        return TokenDraft()
     found = _most_common(tokens, match.positions)
     strength = (match.length - 1) // 3
-    return Draft(found, [(name, min(3, strength + place // 4)) for place in range(len(found))])
+    return TokenDraft(found, [(name, min(3, strength + place // 4)) for place in range(len(found))])
 
 
 def _most_common(tokens: Tokens, positions: list[int]) -> list[int]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gnnlm.predict.open_book import OpenBook
 from gnnlm.retrieval.index import Allowed
-from gnnlm.write.detokenizer import TextStream
+from gnnlm.write.detokenizer import Detokenizer
 from gnnlm.write.drafter import Chances
 from gnnlm.write.generate_options import GenerateOptions
 
@@ -47,7 +47,7 @@ class Voters:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredToken:
     """A token, its log-probability under the predictor (before temperature and filters), and the likeliest ones."""
 
     id: int
@@ -56,7 +56,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenToken:
     """A token that was written."""
 
     id: int
@@ -67,15 +67,15 @@ class Written:
 
 
 @dataclass(eq=False)
-class Writing:
+class TextState:
     """A text in progress."""
 
     prompt: list[int]
     settings: TextSettings
     sample: int
-    stream: TextStream
-    tokens: list[Written] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)  # the tokens of the prompt, if they are asked for
+    detokenizer: Detokenizer
+    tokens: list[WrittenToken] = field(default_factory=list)
+    scored: list[ScoredToken] = field(default_factory=list)  # the tokens of the prompt, if they are asked for
     finish_reason: str | None = None
     steps: int = 0
     drafted: int = 0
@@ -83,6 +83,11 @@ class Writing:
     searches: int = 0
     seconds: float = 0.0
     chances: Chances = field(default_factory=Chances)
+
+    @property
+    def shown(self) -> int:
+        """How many tokens a finished text has: those before a stop string; an end token, which has no text, counts."""
+        return self.detokenizer.kept + len(self.tokens) - len(self.detokenizer.offsets)
 
     @property
     def ids(self) -> list[int]:
