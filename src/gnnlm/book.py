@@ -20,7 +20,7 @@ from gnnlm.explain import attention_after, looked_up_documents
 from gnnlm.predict.attach import Attachments, attached, taken
 from gnnlm.predict.open_book import OpenBook
 from gnnlm.predict.own_past import with_text
-from gnnlm.predict.scoring import Job, Text, batches, scored, tokenized
+from gnnlm.predict.scoring import Text, TokenizedText, score_texts, tokenized
 from gnnlm.progress import warn
 from gnnlm.retrieval.index import Allowed
 from gnnlm.run import Run
@@ -194,13 +194,12 @@ class Book:
             )
         several = texts if isinstance(texts, list) else [texts]
         wanted = self._wanted(predictors)
-        jobs = [Job.make(self.model, text, number) for number, text in enumerate(several)]
-        allowed = self.allowed(only, exclude)
-        done: dict[int, Scores] = {}
-        for batch in batches(jobs):
-            for job, values in zip(batch, scored(self.model, batch, wanted, allowed, own_past), strict=True):
-                done[job.number] = Scores(job.pieces, job.ids[job.first :], job.offsets, *values)
-        found = [done[number] for number in range(len(jobs))]
+        tokenized_texts = [TokenizedText.of(self.model, text) for text in several]
+        scores = score_texts(self.model, tokenized_texts, wanted, self.allowed(only, exclude), own_past)
+        found = [
+            Scores(text.pieces, text.ids[text.first :], text.offsets, *values)
+            for text, values in zip(tokenized_texts, scores, strict=True)
+        ]
         return found if isinstance(texts, list) else found[0]
 
     # -- looking up ----------------------------------------------------------------------------------------
@@ -225,10 +224,11 @@ class Book:
             )
         if k < 1:
             raise ConfigError(f"neighbors: k must be at least 1 (got {k})")
-        job, allowed = Job.make(self.model, text, 0), self.allowed(only, exclude)
-        store = with_text(self.model.store, self.model.lm, job.ids) if own_past else self.model.store
+        ids = TokenizedText.of(self.model, text).ids
+        allowed = self.allowed(only, exclude)
+        store = with_text(self.model.store, self.model.lm, ids) if own_past else self.model.store
         lines: list[list[Neighbour]] = []
-        for prediction, _ in self.model.read_blocks([job.ids[:-1]], None, ("base",), allowed, k, own_past):
+        for prediction, _ in self.model.read_blocks([ids[:-1]], None, ("base",), allowed, k, own_past):
             for found in prediction.neighbours[0].nearest(k).listed():
                 lines.append([Neighbour.at(store, row, score, left, right) for row, score in found])
         return lines

@@ -9,7 +9,7 @@ import torch
 from gnnlm.answers import Attention, Neighbour
 from gnnlm.gnn.model import LayerAttention
 from gnnlm.predict.open_book import OpenBook
-from gnnlm.predict.scoring import Job, Text
+from gnnlm.predict.scoring import Text, TokenizedText
 from gnnlm.retrieval.index import Allowed
 
 CONTEXT = 8  # tokens shown on either side of a neighbour
@@ -18,11 +18,12 @@ CONTEXT = 8  # tokens shown on either side of a neighbour
 @torch.inference_mode()
 def looked_up_documents(model: OpenBook, text: Text, most: int) -> list[str]:
     """Return the documents with the most neighbours of the tokens that are scored."""
-    job, predictor = Job.make(model, text, 0), model.predictor
+    tokenized_text = TokenizedText.of(model, text)
+    predictor = model.predictor
     counts = torch.zeros(len(model.store.names))
     k = predictor.graph_k if predictor.gnn is not None else predictor.mixes["base"].k
-    for prediction, _ in model.read_blocks([job.ids[:-1]], None, ("base",), None, k):
-        found = prediction.neighbours.positions[prediction.read.cpu() >= job.first]
+    for prediction, _ in model.read_blocks([tokenized_text.ids[:-1]], None, ("base",), None, k):
+        found = prediction.neighbours.positions[prediction.read.cpu() >= tokenized_text.first]
         numbers = model.store.document_of(found[found >= 0])
         counts.index_add_(0, numbers, torch.ones(len(numbers)))
     order = counts.argsort(descending=True, stable=True)[:most].tolist()

@@ -209,8 +209,8 @@ MUTANTS = [
     Mutant(
         "drafts: accepted whatever the model chooses",
         "write/batch_loop.py",
-        "if not same:\n                    break",
-        "if False:\n                    break",
+        "if not same:\n                return place",
+        "if False:\n                return place",
         "tests/write/test_writing.py::test_drafts_change_nothing_but_the_number_of_steps",
     ),
     Mutant(
@@ -229,7 +229,7 @@ MUTANTS = [
     ),
     Mutant(
         "shares: they are not of the token's probability",
-        "write/batch_loop.py",
+        "write/next_token.py",
         "(parts.double() / math.exp(log_prob)).float()",
         "parts",
         "tests/write/test_writing.py::test_shares_are_exact_and_sum_to_one",

@@ -323,7 +323,7 @@ def test_a_book_without_a_network(tiny_values: dict[str, Any], tiny_run: Run, tm
 
 def test_an_open_book_needs_no_run(tiny_run: Run, document: str) -> None:
     parts, config = tiny_run.snapshot, tiny_run.config
-    reading = module.Reading(config.lm.window, config.lm.context)
+    reading = module.ReadingRule(config.lm.window, config.lm.context)
     made = Book(OpenBook(parts.lm, parts.store, parts.index, replace(parts.predictor, graph_k=2), reading))
     assert made.score(document[:30]).gnn_knn.shape == (30,)
     for tokens, told in (([[-1]], "expected token ids from 0"), ([[10**6]], "got 1000000"), ([], "at least one text")):

@@ -36,10 +36,10 @@ Filter = Allowed | Sequence[Allowed | None] | None  # for all texts, or for each
 
 @dataclass(frozen=True)
 class Past:
-    """What was read of each text of a batch; immutable: reading on, cropping, selecting and joining make a new one.
+    """What was read of each text of a batch. Immutable: reading, cropping, selecting and joining return a new past.
 
-    It holds the base model's cache, bounded by its window; the graph network's keys and values, bounded by its context
-    and `ROLLBACK`; the token ids of the whole text; and, of texts whose own past is looked up, all their states.
+    A past holds the base model's cache, bounded by its window; the graph network's keys and values, bounded by its
+    context and `ROLLBACK`; the token ids of the whole text; and, of texts that look up their own past, all states.
     """
 
     lm: LMPast
@@ -56,9 +56,9 @@ class Past:
         return self.lm.lengths
 
     def crop(self, n: int | Sequence[int]) -> Past:
-        """A past without the last n tokens of each text, or n[b] of text b.
+        """Return a past without the last n tokens of each text, or n[b] of text b.
 
-        Dropping more than `ROLLBACK` tokens makes the next read process the whole text again.
+        After dropping more than `ROLLBACK` tokens, the next read processes the whole text again.
         """
         drops = [n] * len(self) if isinstance(n, int) else list(n)
         lm = self.lm.crop(drops)
@@ -72,17 +72,17 @@ class Past:
         return Past(lm, carry, spare, own)
 
     def select(self, rows: Sequence[int]) -> Past:
-        """The texts with these numbers, in this order, each as often as it is named."""
-        lm, picked = self.lm.select(rows), torch.tensor(list(rows), dtype=torch.long)
+        """Return the texts with these numbers, in this order; a number may occur several times."""
+        picked = torch.tensor(list(rows), dtype=torch.long)
         return Past(
-            lm,
+            self.lm.select(rows),
             None if self.carry is None else self.carry.select(picked),
             tuple(self.spare[row] for row in rows),
             tuple(self.own[row] for row in rows),
         )
 
     def join(self, others: Sequence[Past]) -> Past:
-        """The texts of all, one after the other. All must have been read with the same predictors."""
+        """Return the texts of all pasts, one after the other. All must have been read with the same predictors."""
         pasts = [self, *others]
         carries = [past.carry for past in pasts if past.carry is not None]
         return Past(
@@ -94,7 +94,7 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingRule:
     """How texts are read, the same as for the store: see `lm.window`, `lm.context`, `store.key` and `store.dtype`.
 
     `lm.whole_lines` holds for attached documents only: a text that is being read has no known line ends yet.
@@ -115,7 +115,7 @@ class OpenBook:
     store: Store
     index: Index
     predictor: Predictor
-    reading: Reading
+    reading: ReadingRule
 
     @cached_property
     def reader(self) -> WindowReader:
@@ -132,14 +132,15 @@ class OpenBook:
         watch: list[LayerAttention] | None = None,
         own_past: bool | Sequence[bool] = False,
     ) -> tuple[Prediction, Past]:
-        """What is predicted after each new token of each text, [B, T], and the new past.
+        """Return what is predicted after each new token of each text, [B, T], and the new past.
 
         Without a past, the texts start here, and the first prediction of each is for its first token: [B, T + 1]. Texts
         may get different numbers of tokens; they are padded on the right, and `Prediction.real` is false at padding.
-        `wanted` names the predictors whose states are computed, without it the book's best; at least `k` neighbours
-        are looked up, where `allowed` lets them. With `own_past`, a text looks up what it has read itself and
-        the base model no longer sees (`own_past.py`). Both hold for all texts, or are a list with one for each text.
-        `watch` gets the attention of the graph network's layers: see `Predictor.step`.
+
+        `wanted` names the predictors whose states are computed; by default the book's best. At least `k` neighbours
+        are looked up among those that `allowed` permits. With `own_past`, a text also looks up its own tokens that the
+        base model no longer sees (`own_past.py`). `allowed` and `own_past` hold for all texts, or are lists with an
+        entry for each text. The attention of the graph network's layers is appended to `watch`: see `Predictor.step`.
         """
         wanted = self.predictor.names[-1:] if wanted is None else wanted
         self.predictor.check(wanted)
@@ -153,7 +154,7 @@ class OpenBook:
             texts = [text.tolist() for text in past.lm.texts]
             _, past = self.read_to_end(texts, None, wanted, allowed, owning)
         read, lm = self.reader.read(tokens, None if past is None else past.lm)
-        before = [0] * len(tokens) if past is None else [length + 1 for length in past.lengths]
+        read_before = [0] * len(tokens) if past is None else [length + 1 for length in past.lengths]
         states_BTD = self.rounded(read.states_BTD)
         keys_BTD = states_BTD if read.keys_BTD is None else self.rounded(read.keys_BTD)
         k = max(k, self.predictor.neighbours_needed(wanted))
@@ -162,7 +163,7 @@ class OpenBook:
         own_texts = self._own_texts(owning, None if past is None else past.own, lm, states_BTD, keys_BTD, counts)
         neighbours = merged_with_own(neighbours, own_texts, keys_BTD, counts, k, len(self.store))
         predictor, found = over_texts(self.predictor, neighbours, own_texts)
-        offsets_BT = torch.tensor(before)[:, None] + torch.arange(states_BTD.shape[1])
+        offsets_BT = torch.tensor(read_before)[:, None] + torch.arange(states_BTD.shape[1])
         document_BT = torch.where(read.real_BT.cpu(), 0, -1)
         carry = None if past is None else past.carry
         prediction, carry = predictor.step(
@@ -208,7 +209,7 @@ class OpenBook:
 
     @cached_property
     def own_past(self) -> OwnPast:
-        """How a text that is being read becomes rows."""
+        """How the text being read becomes rows."""
         dtype = torch.float16 if self.reading.dtype == "fp16" else torch.float32
         return OwnPast(self.predictor, self.reading.window, self.reading.context, self.index.metric, dtype)
 
@@ -221,18 +222,17 @@ class OpenBook:
         keys_BTD: Tensor,
         counts: Sequence[int],
     ) -> tuple[OwnText | None, ...]:
-        """The own rows of the texts that look them up, with those that have just been read."""
+        """Return the own rows of the texts that look them up, those just read included."""
         texts: list[OwnText | None] = []
         for line, (own, count) in enumerate(zip(owning, counts, strict=True)):
             text = (self.own_past.begin() if before is None else before[line]) if own else None
             if text is not None and count:
-                new = states_BTD[line, :count], keys_BTD[line, :count]
-                text = text.grown(lm.texts[line], *new)
+                text = text.grown(lm.texts[line], states_BTD[line, :count], keys_BTD[line, :count])
             texts.append(text)
         return tuple(texts)
 
     def rounded(self, states: Tensor) -> Tensor:
-        """States in the precision of the store, so that queries match the stored keys."""
+        """Round states to the precision of the store, so that queries match the stored keys."""
         if self.reading.dtype != "fp16":
             return states
         rounded = states.half().float()
@@ -241,7 +241,7 @@ class OpenBook:
         return rounded
 
     def search(self, keys_BTD: Tensor, real_BT: Tensor, k: int, allowed: Filter = None) -> Neighbours:
-        """The k nearest allowed neighbours of every real token, [B, T, k]."""
+        """Return the k nearest allowed neighbours of every real token, [B, T, k]."""
         batch, tokens = real_BT.shape
         if not k:
             return Neighbours.none(batch, tokens)
@@ -250,11 +250,12 @@ class OpenBook:
         filters = for_each(allowed, batch)
         found = self._searched(keys_BTD[real_BT.to(keys_BTD.device)], k, [filters[line] for line in lines])
         spread = Neighbours.none(batch, tokens, k=found.k)
-        spread.positions[real_BT], spread.similarity[real_BT] = found.positions.cpu(), found.similarity.cpu()
+        spread.positions[real_BT] = found.positions.cpu()
+        spread.similarity[real_BT] = found.similarity.cpu()
         return spread
 
     def _searched(self, keys_ND: Tensor, k: int, filters: Sequence[Allowed | None]) -> Neighbours:
-        """The k nearest of each query under its own filter, [N, k]; queries with the same filter are one search."""
+        """Return the k nearest of each query under its own filter, [N, k]; search queries of one filter together."""
         alike: dict[int, list[int]] = {}
         for number, allowed in enumerate(filters):
             alike.setdefault(id(allowed), []).append(number)
@@ -265,7 +266,7 @@ class OpenBook:
         return Neighbours.joined(parts)[order.argsort()]
 
     def check_tokens(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Refuse ids that the model does not have."""
+        """Refuse ids outside the model's vocabulary."""
         if not tokens:
             raise ConfigError("read expects at least one text, as a list of token ids")
         for text in tokens:
@@ -279,7 +280,7 @@ Choice = TypeVar("Choice")
 
 
 def for_each(choice: Choice | Sequence[Choice | None] | None, texts: int) -> list[Choice | None]:
-    """One for each text, from one for all.
+    """Return one value for each text, given one for all or a list.
 
     >>> for_each(None, 2), for_each([3, None], 2)
     ([None, None], [3, None])

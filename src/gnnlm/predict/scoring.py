@@ -1,10 +1,11 @@
-"""Texts to be scored: their token ids, the pieces and offsets of tokens, batches of similar length, and scores."""
+"""Texts to score: their token ids, the pieces and offsets of tokens, batches of similar length, and scores."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,21 +25,20 @@ BATCH_TOKENS = 1024  # tokens of several texts that are scored at once, padding 
 
 
 @dataclass(frozen=True)
-class Job:
+class TokenizedText:
     """A text to score: all its token ids, and pieces and offsets of the tokens from `first` on."""
 
-    number: int
     ids: list[int]
     first: int
     pieces: list[str]
     offsets: list[tuple[int, int]]
 
     @classmethod
-    def make(cls, model: OpenBook, text: Text, number: int) -> Job:
+    def of(cls, model: OpenBook, text: Text) -> TokenizedText:
         if isinstance(text, tuple):
             if len(text) != 2:
                 raise CorpusError(f"expected a pair (context, continuation), got {len(text)} texts")
-            (before, _, _), (after, offsets, last) = (_taken(model, part) for part in text)
+            (before, _, _), (after, offsets, last) = (_tokenized_part(model, part) for part in text)
             ids, first = [*before, *after], len(before)
         else:
             ids, offsets = tokenized(model, text)
@@ -52,11 +52,11 @@ class Job:
             model.lm.piece(token) if shared[i] or (i and shared[i - 1]) else last[start:end]
             for i, (token, start, end) in enumerate(zip(ids[first:], offsets, ends, strict=True))
         ]
-        return cls(number, ids, first, pieces, list(zip(offsets, ends, strict=True)))
+        return cls(ids, first, pieces, list(zip(offsets, ends, strict=True)))
 
 
-def _taken(model: OpenBook, part: Part) -> tuple[list[int], list[int], str]:
-    """Token ids, the character at which each starts, and the text; that of ids is made of their pieces."""
+def _tokenized_part(model: OpenBook, part: Part) -> tuple[list[int], list[int], str]:
+    """Return token ids, the character at which each starts, and the text; for ids, their pieces joined."""
     if isinstance(part, str):
         return (*tokenized(model, part), part)
     if not isinstance(part, (list, tuple)) or not all(type(token) is int for token in part):
@@ -69,36 +69,49 @@ def _taken(model: OpenBook, part: Part) -> tuple[list[int], list[int], str]:
 
 
 def tokenized(model: OpenBook, text: str) -> tuple[list[int], list[int]]:
+    """Return token ids and the character at which each starts; refuse what is not text."""
     if not isinstance(text, str):
         raise CorpusError(f"expected a string, got {type(text).__name__}")
     check_text(text, "the text")
     return model.lm.tokenize(text)
 
 
-def batches(jobs: list[Job]) -> Iterator[list[Job]]:
-    """Batches of jobs of similar length."""
-    rest = sorted(jobs, key=lambda job: -len(job.ids))
-    while rest:
-        count = max(1, BATCH_TOKENS // len(rest[0].ids))
-        yield rest[:count]
-        rest = rest[count:]
+class TextScores(NamedTuple):
+    """The log-probability of each token of a text and whether it was the likeliest, by predictor."""
+
+    log_probs: dict[str, Floats]
+    top1: dict[str, Bools]
 
 
 @torch.inference_mode()
-def scored(
-    model: OpenBook, jobs: Sequence[Job], wanted: Sequence[str], allowed: Allowed | None, own_past: bool = False
-) -> list[tuple[dict[str, Floats], dict[str, Bools]]]:
-    """Each text's log-probabilities, and whether each token was the likeliest, by predictor.
+def score_texts(
+    model: OpenBook,
+    texts: Sequence[TokenizedText],
+    wanted: Sequence[str],
+    allowed: Allowed | None,
+    own_past: bool = False,
+) -> list[TextScores]:
+    """Score texts in batches of similar length."""
+    rest = sorted(range(len(texts)), key=lambda number: -len(texts[number].ids))
+    scores: dict[int, TextScores] = {}
+    while rest:
+        count = max(1, BATCH_TOKENS // len(texts[rest[0]].ids))
+        batch = [texts[number] for number in rest[:count]]
+        scores.update(zip(rest, _score_batch(model, batch, wanted, allowed, own_past), strict=False))
+        rest = rest[count:]
+    return [scores[number] for number in range(len(texts))]
 
-    The texts are read as one batch, a block of tokens at a time; they should be of similar length.
-    """
-    log_probs: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
-    top1: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in jobs]
-    texts = [job.ids[:-1] for job in jobs]  # nothing is predicted after the last token
-    ids = [torch.tensor(job.ids, device=model.predictor.head.device) for job in jobs]
-    for prediction, _ in model.read_blocks(texts, None, wanted, allowed, own_past=own_past):
-        for line, job in enumerate(jobs):
-            places = torch.nonzero(prediction.real[line] & (prediction.read[line] >= job.first))[:, 0]
+
+def _score_batch(
+    model: OpenBook, texts: Sequence[TokenizedText], wanted: Sequence[str], allowed: Allowed | None, own_past: bool
+) -> list[TextScores]:
+    log_probs: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in texts]
+    top1: list[dict[str, list[Tensor]]] = [{name: [] for name in wanted} for _ in texts]
+    ids = [torch.tensor(text.ids, device=model.predictor.head.device) for text in texts]
+    read = [text.ids[:-1] for text in texts]  # nothing is predicted after the last token
+    for prediction, _ in model.read_blocks(read, None, wanted, allowed, own_past=own_past):
+        for line, text in enumerate(texts):
+            places = torch.nonzero(prediction.real[line] & (prediction.read[line] >= text.first))[:, 0]
             if not len(places):
                 continue
             targets = ids[line][prediction.read[line, places]]
@@ -106,9 +119,9 @@ def scored(
                 log_probs[line][name].append(full_NV.gather(1, targets[:, None])[:, 0].cpu())
                 top1[line][name].append((full_NV.argmax(1) == targets).cpu())
     return [
-        (
+        TextScores(
             {name: torch.cat(values).numpy() for name, values in log_probs[line].items()},
             {name: torch.cat(values).numpy() for name, values in top1[line].items()},
         )
-        for line in range(len(jobs))
+        for line in range(len(texts))
     ]

@@ -38,7 +38,7 @@ from gnnlm.lm.head import Head
 from gnnlm.predict.cache_stage import CACHE
 from gnnlm.predict.graphs import GraphBuilder
 from gnnlm.predict.knn import Mix
-from gnnlm.predict.open_book import OpenBook, Reading
+from gnnlm.predict.open_book import OpenBook, ReadingRule
 from gnnlm.predict.predictor import Predictor
 from gnnlm.predict.split_scoring import SearchedText
 from gnnlm.predict.window_cache import WindowCache
@@ -411,7 +411,7 @@ class Snapshot:
     def model(self) -> OpenBook:
         """Return the open-book model of this snapshot."""
         lm, store = self.config.lm, self.config.store
-        reading = Reading(lm.window, lm.context, store.key, store.dtype, lm.whole_lines)
+        reading = ReadingRule(lm.window, lm.context, store.key, store.dtype, lm.whole_lines)
         return OpenBook(self.lm, self.store, self.index, self.predictor, reading)
 
 

@@ -39,10 +39,13 @@ Kind = tuple[str, int]
 
 @dataclass(frozen=True)
 class TokenDraft:
-    """Tokens that may follow, and the kind of each, by which its chance is known."""
+    """Tokens that may follow, and the kind of each, by which its chance is estimated."""
 
     tokens: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
+
+    def cut(self, length: int) -> TokenDraft:
+        return TokenDraft(self.tokens[:length], self.kinds[:length])
 
 
 class Chances:
@@ -60,12 +63,13 @@ class Chances:
         self._counts[kind] = before + accepted, tried + 1
 
     def expected(self, draft: TokenDraft) -> list[float]:
-        """Tokens that a step yields if it checks the first n of a draft, for n from 0 on."""
-        out, chance = [1.0], 1.0
+        """Return how many tokens a step yields if it checks the first n of a draft, for n from 0 on."""
+        yields = [1.0]
+        chance = 1.0
         for kind in draft.kinds:
             chance *= self.of(kind)
-            out.append(out[-1] + chance)
-        return out
+            yields.append(yields[-1] + chance)
+        return yields
 
 
 class Costs:
@@ -84,7 +88,7 @@ class Costs:
         self._seconds[tokens] = median(times)
 
     def of(self, tokens: int, fewest: int) -> float:
-        """Seconds of a step, relative to nothing in particular; between and beyond known sizes, on a line."""
+        """Return the seconds of a step, by interpolation between known sizes; a guess before any is known."""
         if tokens in self._seconds:
             return self._seconds[tokens]
         known = sorted(self._seconds)
@@ -99,12 +103,13 @@ class Costs:
 
 
 def best_length(expected: Sequence[Sequence[float]], costs: Costs) -> int:
-    """How many tokens to draft for every text of a batch, so that most tokens per second are expected.
+    """Return how many tokens to draft for every text of a batch, for the most tokens per second.
 
     >>> best_length([[1.0, 1.9, 2.7]], Costs()), best_length([[1.0, 1.01]], Costs())
     (2, 0)
     """
-    texts, longest = len(expected), max(map(len, expected)) - 1
+    texts = len(expected)
+    longest = max(map(len, expected)) - 1
     rates = [
         sum(e[min(n, len(e) - 1)] for e in expected) / costs.of(texts * (n + 1), texts) for n in range(longest + 1)
     ]
@@ -112,7 +117,7 @@ def best_length(expected: Sequence[Sequence[float]], costs: Costs) -> int:
 
 
 class Drafter:
-    """Drafts for texts that are written with a store at hand."""
+    """Drafts from a store and from the text itself."""
 
     def __init__(self, store: Store, before: Drafter | None = None) -> None:
         """`before` is the drafter of the same store's first segments: its suffixes and costs are used."""
@@ -129,23 +134,25 @@ class Drafter:
         return [*known, *(SuffixIndex(s.live_tokens_P.numpy()) for s in self.store.segments[len(known) :])]
 
     def draft(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor, chances: Chances) -> TokenDraft:
-        """The most promising draft; where two begin alike, they support each other.
+        """Return the most promising draft; two that begin alike support each other.
 
-        `positions_R` are those that voted for the text's last token, `weights_R` their weights.
+        `positions_R` are the rows that voted for the text's last token, `weights_R` their weights.
         """
-        rows, *others = found = [self.rows(text, positions_R, weights_R), self.own(text), self.stored(text)]
-        found += [supported(other, rows) for other in others]
-        return max(found, key=lambda draft: chances.expected(draft)[: LOOK_AHEAD + 1][-1])
+        rows = self.rows(text, positions_R, weights_R)
+        matches = [self.own(text), self.stored(text)]
+        drafts = [rows, *matches, *(supported(match, rows) for match in matches)]
+        return max(drafts, key=lambda draft: chances.expected(draft)[: LOOK_AHEAD + 1][-1])
 
     def rows(self, text: Sequence[int], positions_R: Tensor, weights_R: Tensor) -> TokenDraft:
-        """The heaviest chain of tokens that follow the rows, up to their documents' ends.
+        """Return the heaviest chain of tokens that follow the rows, up to their documents' ends.
 
         Positions behind the store's last are rows of the text itself.
         """
         draft = TokenDraft()
         if not len(positions_R):
             return draft
-        ahead_RL, size = positions_R[:, None] + torch.arange(1, LONGEST + 1), len(self.store)
+        size = len(self.store)
+        ahead_RL = positions_R[:, None] + torch.arange(1, LONGEST + 1)
         tokens_RL = self.store.tokens(ahead_RL.clamp(max=size - 1)).numpy()
         if int(positions_R.max()) >= size:
             own_RL = (ahead_RL - size).clamp(0, len(text)).numpy()
@@ -167,19 +174,19 @@ class Drafter:
         return draft
 
     def own(self, text: Sequence[int]) -> TokenDraft:
-        """What followed the longest match of the text's end in the text itself."""
+        """Return what followed the longest match of the text's end in the text itself."""
         tokens = np.asarray(text, dtype=np.int64)
         return _after(own_match(tokens), tokens, "own")
 
     def stored(self, text: Sequence[int]) -> TokenDraft:
-        """What follows the longest match of the text's end in the store."""
+        """Return what follows the longest match of the text's end in the store."""
         found = [(suffixes.longest(text), suffixes.tokens) for suffixes in self.suffixes]
         match, tokens = max(found, key=lambda one: 0 if one[0] is None else one[0].length, default=(None, NO_TOKENS))
         return _after(match, tokens, "store")
 
 
 def supported(draft: TokenDraft, rows: TokenDraft) -> TokenDraft:
-    """A draft that begins as the rows' does, of the kind `both` as far as it does; nothing if it does not."""
+    """Mark the prefix that a draft shares with `rows` as of the kind `both`; without one, return an empty draft."""
     same = 0
     while same < min(len(draft.tokens), len(rows.tokens)) and draft.tokens[same] == rows.tokens[same]:
         same += 1
@@ -190,7 +197,7 @@ def supported(draft: TokenDraft, rows: TokenDraft) -> TokenDraft:
 
 
 def _after(match: Match | None, tokens: Tokens, name: str) -> TokenDraft:
-    """What most of the matched places go on with; the more tokens match, those of the draft included, the stronger."""
+    """Return what follows most of the matched places; a longer match makes a stronger draft."""
     if match is None:
         return TokenDraft()
     found = _most_common(tokens, match.positions)
@@ -199,8 +206,8 @@ def _after(match: Match | None, tokens: Tokens, name: str) -> TokenDraft:
 
 
 def _most_common(tokens: Tokens, positions: list[int]) -> list[int]:
-    """The chain of tokens that most of the positions agree on."""
-    out: list[int] = []
+    """Return the chain of tokens that most of the positions agree on."""
+    chain: list[int] = []
     alive = np.asarray(positions)
     for step in range(LONGEST):
         alive = alive[alive + step < len(tokens)]
@@ -210,6 +217,6 @@ def _most_common(tokens: Tokens, positions: list[int]) -> list[int]:
             break
         choices, counts = np.unique(following, return_counts=True)
         best = choices[int(counts.argmax())]
-        out.append(int(best))
+        chain.append(int(best))
         alive = alive[following == best]
-    return out
+    return chain
