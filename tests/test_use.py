@@ -52,13 +52,13 @@ def test_score_of_standard_input_with_filters(tiny_run: Run, text: Path) -> None
 
 def test_neighbors(tiny_run: Run) -> None:
     train = tiny_run.snapshot.streams["train"].documents[0]
-    words = train["text"][:12]
+    words = train.text[:12]
     done = gnnlm("neighbors", tiny_run.root, words, "-k", "2", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["token"] for line in lines[:-1]] == list(words)
     first = lines[8]["neighbors"][0]
     assert first["document"] == train["name"]
-    assert first["token"] == words[8] == train["text"][first["start"] : first["end"]]
+    assert first["token"] == words[8] == train.text[first["start"] : first["end"]]
     shown = gnnlm("neighbors", tiny_run.root, words, "--exclude", train["name"]).stdout
     assert train["name"] not in shown
 
