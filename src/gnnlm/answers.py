@@ -1,4 +1,4 @@
-"""What a book answers: scores, neighbours, distributions, attention."""
+"""The results of a book's methods: scores, neighbours, distributions, attention, documents."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scores:
         return len(self.ids)
 
     def perplexity(self, predictor: str | None = None) -> float:
-        """The perplexity of the text under a predictor; without a name, under the last one scored."""
+        """Return the perplexity of the text under a predictor; by default, under the last one scored."""
         return float(np.exp(-self.log_probs[predictor or list(self.log_probs)[-1]].mean()))
 
 
@@ -62,9 +62,10 @@ class Neighbour:
 
     @classmethod
     def at(cls, store: Store, position: int, similarity: float, left: int, right: int) -> Neighbour:
-        """A position with `left` tokens before it and `right` after it."""
-        passage, characters = store.passage(position, left, right), store.characters(position)
-        return cls(passage.document, similarity, position, *characters, passage.before, passage.token, passage.after)
+        """Return a position with `left` tokens before it and `right` after it."""
+        passage = store.passage(position, left, right)
+        start, end = store.characters(position)
+        return cls(passage.document, similarity, position, start, end, passage.before, passage.token, passage.after)
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class Next:
 class Attention:
     """The neighbours that the graph network saw, and its attention over them, [layers, heads, neighbours, slots].
 
-    The slots are those of a neighbour's window that edges lead from. `context` has its attention over the last tokens
-    of the text, [layers, heads, tokens], whose ids are `context_ids`; the first is the start token where a text is
-    short. Each head's attention over neighbours sums to one, and so does that over the context.
+    The slots are those of a neighbour's window that edges lead from. `context` is its attention over the last tokens
+    of the text, [layers, heads, tokens], whose ids are `context_ids`; for a short text, the first is the start token.
+    Each head's attention over neighbours sums to one, and so does that over the context.
     """
 
     neighbours: list[Neighbour]
@@ -90,12 +91,12 @@ class Attention:
     context: Floats
 
     def by_neighbour(self) -> Floats:
-        """The mean attention on each neighbour, [layers, neighbours]: over heads, summed over the slots."""
+        """Return the attention on each neighbour, [layers, neighbours]: the mean over heads, summed over the slots."""
         summed: Floats = self.weights.mean(1).sum(-1)[:, : len(self.neighbours)]
         return summed
 
     def by_context(self) -> Floats:
-        """The mean attention on each of the last tokens, [layers, tokens], over heads."""
+        """Return the attention on each of the last tokens, [layers, tokens]: the mean over heads."""
         mean: Floats = self.context.mean(1)
         return mean
 

@@ -101,7 +101,8 @@ class Book:
         self.close()
 
     def __repr__(self) -> str:
-        rows, documents = len(self.model.index), len(self.model.store.live)
+        rows = len(self.model.index)
+        documents = len(self.model.store.live)
         names = ", ".join(self.predictors)
         return f"<gnnlm.Book {self.origin}: {rows:,} rows of {documents:,} documents; predictors {names}>"
 
@@ -113,7 +114,8 @@ class Book:
     @cached_property
     def documents(self) -> list[StoredDocument]:
         """The documents of the store, in its order."""
-        store, tags = self.model.store, dict[int, list[str]]()
+        store = self.model.store
+        tags: dict[int, list[str]] = {}
         sizes = (store.document_starts.diff() - 1).tolist()
         for tag, numbers in sorted(store.tags.items()):
             for number in numbers:
@@ -121,7 +123,7 @@ class Book:
         return [StoredDocument(store.names[n], sizes[n], tuple(tags.get(n, ()))) for n in store.live]
 
     def document(self, name: str) -> DocumentText:
-        """The whole text of a document of the store."""
+        """Return the whole text of a document of the store."""
         if name not in self._numbers:
             raise CorpusError(f"no document of the store is named {name!r}; book.documents lists the names")
         text, offsets = self.model.store.document(self._numbers[name])
@@ -180,13 +182,12 @@ class Book:
         attach: Attachments | None = None,
         own_past: bool = False,
     ) -> Scores | list[Scores]:
-        """The log-probability of every token, by predictor, of one text or many.
+        """Return the log-probability of every token, by predictor, of one text or many.
 
         A pair (context, continuation) scores the continuation as it follows the context; each is a text or a list of
         token ids. `only` and `exclude` name the documents of the store that may or may not be looked up: names, globs
         of names, or `tag:T` for those with a tag. `attach` names files that are looked up too: see `attached`. With
-        `own_past`, each text looks up what it said before, as far as the base model no longer sees it; it is cited as
-        `own:text`.
+        `own_past`, a text also looks up its own tokens that the base model no longer sees, cited as `own:text`.
         """
         if attach is not None:
             return self.attached(attach).score(
@@ -217,7 +218,7 @@ class Book:
         attach: Attachments | None = None,
         own_past: bool = False,
     ) -> list[list[Neighbour]]:
-        """For every token of the text, the k store positions that are retrieved to predict it, nearest first."""
+        """Return, for every token of the text, the k store positions retrieved to predict it, nearest first."""
         if attach is not None:
             return self.attached(attach).neighbors(
                 text, k, only=only, exclude=exclude, left=left, right=right, own_past=own_past
@@ -245,12 +246,13 @@ class Book:
         attach: Attachments | None = None,
         own_past: bool = False,
     ) -> Next:
-        """The distribution of the token that follows a text or token ids (either may be empty), by predictor."""
+        """Return the distribution of the token that follows a text or token ids (either may be empty), by predictor."""
         if attach is not None:
             return self.attached(attach).next(
                 text, predictors=predictors, top=top, only=only, exclude=exclude, own_past=own_past
             )
-        wanted, allowed = self._wanted(predictors), self.allowed(only, exclude)
+        wanted = self._wanted(predictors)
+        allowed = self.allowed(only, exclude)
         ids = self._prompt(text, chat=False)
         prediction, _ = self.model.read_to_end([ids], None, wanted, allowed, own_past)
         log_probs = {name: full_1V[0].cpu() for name, full_1V in prediction[0, -1:].log_probs(wanted).items()}
@@ -308,13 +310,12 @@ class Book:
         attach: Attachments | None = None,
         **options: Any,
     ) -> WrittenText | list[WrittenText]:
-        """Write on from a prompt, or from several at once; each token comes with its sources.
+        """Continue a prompt, or several at once; each token comes with its sources.
 
         A prompt is a text, or token ids in a list of prompts; an empty one starts a text. With `n` above 1 or several
-        prompts, a list: n texts for each prompt, in order. `chat` puts prompts into the model's chat template.
-        `attach` names files that are looked up too: see `attached`; `own_past=True` looks up what the text itself said
-        before, as far as the base model no longer sees it. `draft=False` writes the same, only slower. The other
-        options are the fields of `gnnlm.write.generate_options.GenerateOptions`.
+        prompts, the result is a list: n texts for each prompt, in order. `chat` puts prompts into the model's chat
+        template. `only`, `exclude` and `attach` are those of `score`. The other options are the fields of
+        `gnnlm.write.generate_options.GenerateOptions`.
         """
         if attach is not None:
             return self.attached(attach).generate(prompt, only=only, exclude=exclude, chat=chat, **options)
@@ -341,7 +342,7 @@ class Book:
         attach: Attachments | None = None,
         **options: Any,
     ) -> TextStream:
-        """Write one text and give it out as it comes; see `generate`."""
+        """Return one text as a stream that is written while it is iterated over; see `generate`."""
         if attach is not None:
             return self.attached(attach).stream(prompt, only=only, exclude=exclude, chat=chat, **options)
         checked = GenerateOptions.checked(**options)
@@ -355,9 +356,9 @@ class Book:
     def influence(
         self, text: Text, documents: Iterable[str] | None = None, *, predictor: str | None = None, most: int = 8
     ) -> dict[str, Floats]:
-        """What each document does for each token: the fall of its log-probability when the document is left out.
+        """Return, by document, how far each token's log-probability falls when the document is left out.
 
-        Without `documents`, those with the most neighbours of the text, at most `most`. Every document costs a scoring.
+        By default, the documents are those with the most neighbours of the text, at most `most`. Each costs a scoring.
         Unlike shares and attention, this includes all that the graph network took from a document.
         """
         names = looked_up_documents(self.model, text, most) if documents is None else list(documents)
@@ -370,13 +371,15 @@ class Book:
         return found
 
     def attention(self, text: str | Sequence[int], *, only: Names = None, exclude: Names = None) -> Attention:
-        """Where the graph network looks to predict the token after a text or token ids. It is no cause: `influence`."""
+        """Return the graph network's attention when it predicts the token after a text or token ids.
+
+        Attention does not say what a document changes; `influence` does.
+        """
         self.model.predictor.check(("gnn",))
-        ids, allowed = self._prompt(text, chat=False), self.allowed(only, exclude)
-        return attention_after(self.model, ids, allowed)
+        return attention_after(self.model, self._prompt(text, chat=False), self.allowed(only, exclude))
 
     def _prompt(self, prompt: str | Sequence[int], chat: bool) -> list[int]:
-        """The token ids of a prompt."""
+        """Return the token ids of a prompt."""
         if isinstance(prompt, str):
             if chat:
                 return self.model.lm.chat([{"role": "user", "content": prompt}])
@@ -388,18 +391,16 @@ class Book:
         return list(prompt)
 
     def _wanted(self, predictors: Iterable[str] | None) -> tuple[str, ...]:
-        wanted = (
-            self.predictors
-            if predictors is None
-            else tuple([predictors] if isinstance(predictors, str) else predictors)
-        )
+        if predictors is None:
+            predictors = self.predictors
+        wanted = (predictors,) if isinstance(predictors, str) else tuple(predictors)
         self.model.predictor.check(wanted)
         if not wanted:
             raise ConfigError(f"name at least one predictor; this run has {', '.join(self.predictors)}")
         return wanted
 
     def allowed(self, only: Names, exclude: Names) -> Allowed | None:
-        """The positions that may be looked up; None for all."""
+        """Return the positions that may be looked up; None for all."""
         if only is None and exclude is None:
             return None
         store = self.model.store
@@ -417,6 +418,6 @@ def open_book(path: str | Path, engine: Engine = HERE) -> Book:
 
 
 def book_of(run: Run, engine: Engine = HERE) -> Book:
-    """The book of a run."""
+    """Open the book of a run."""
     snapshot = run.open_current(engine)
     return Book(snapshot.model(), str(run.root), snapshot)

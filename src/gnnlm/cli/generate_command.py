@@ -96,7 +96,7 @@ def generate(
 
 
 def show_stream(prompt: str, stream: TextStream) -> None:
-    """Print a text as it is written; Ctrl-C ends it, and what is there is kept."""
+    """Print a text as it is written; Ctrl-C ends the text there."""
     out.print(Text(prompt, "bold"), end="", soft_wrap=True)
     shown = 0
     try:
@@ -120,7 +120,7 @@ def show(prompt: str, written: WrittenText) -> None:
 
 
 def write_two_sentences(run: Path, prompts: list[str]) -> None:
-    """What `gnnlm demo` ends with."""
+    """Write from two prompts, at the end of `gnnlm demo`."""
     from gnnlm.book import open_book
 
     book = open_book(run)
@@ -129,7 +129,7 @@ def write_two_sentences(run: Path, prompts: list[str]) -> None:
 
 
 def share_style(share: float) -> str:
-    """A colour for the share of the book: plain for none, then blue to magenta.
+    """Return a colour for the share of the book: plain for none, then blue to magenta.
 
     >>> share_style(0.0), share_style(1.0)
     ('', 'rgb(215,0,215)')
@@ -140,7 +140,7 @@ def share_style(share: float) -> str:
 
 
 def _coloured(stream: TextStream, start: int, end: int) -> Text:
-    """Characters of the text, each in the colour of its token."""
+    """Return characters of the text, each in the colour of its token."""
     assert stream.state is not None
     detokenizer = stream.state.detokenizer
     text = Text()
@@ -154,7 +154,7 @@ def _coloured(stream: TextStream, start: int, end: int) -> Text:
 
 
 def _show_sources(written: WrittenText) -> None:
-    """Numbered passages that the text follows, then the largest sources of single words, and the share of the book."""
+    """Print the passages that the text follows, then the largest sources of single words, and the share of the book."""
     lines = [
         _source_line(
             span.document, span.start, span.end, f'"{_cut(span.text)}"', f"{span.tokens} tokens, {span.share:.0%}"
@@ -194,6 +194,6 @@ def _source_line(document: str, start: int, end: int, quoted: str, share: str) -
 
 
 def _cut(text: str, most: int = QUOTED) -> str:
-    """One line, not too long."""
+    """Return a text as one line of at most `most` characters."""
     text = flat(text)
     return text if len(text) <= most else text[: most - 3] + "..."

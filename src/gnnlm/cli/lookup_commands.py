@@ -111,12 +111,14 @@ def neighbors(
 
 def _read(file: str) -> str:
     if file == "-":
-        data, name = sys.stdin.buffer.read(), "standard input"
+        data = sys.stdin.buffer.read()
+        name = "standard input"
     else:
         path = Path(file)
         if not path.is_file():
             raise CorpusError(f"{file}: no such file; name a text file, or - for standard input")
-        data, name = path.read_bytes(), file
+        data = path.read_bytes()
+        name = file
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -129,7 +131,8 @@ def _perplexities(scores: Scores) -> dict[str, float]:
 
 def _score_table(scores: Scores) -> Table:
     names = list(scores.log_probs)
-    best, gains = names[-1], "base" in names and len(names) > 1
+    best = names[-1]
+    gains = "base" in names and len(names) > 1
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("token")
     for name in [*names, *(["gain"] if gains else [])]:
@@ -146,7 +149,7 @@ def _score_table(scores: Scores) -> Table:
 
 
 def gain_style(gain: float) -> str:
-    """Green where a token gained and red where it lost, brighter for larger changes.
+    """Return green for a gain and red for a loss, brighter for larger changes.
 
     >>> gain_style(2.5), gain_style(-0.01)
     ('rgb(0,200,0)', '')
@@ -163,5 +166,5 @@ def _shown(log_prob: float, likeliest: bool) -> str:
 
 
 def flat(text: str) -> str:
-    """Line breaks and tabs made visible."""
+    """Return a text with line breaks and tabs made visible."""
     return text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

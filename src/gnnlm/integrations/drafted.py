@@ -1,7 +1,7 @@
 """Greedy generation with drafts from the book, as a loop of its own for `generate(custom_generate=drafted)`.
 
-The ids are those of stock greedy generation; only the time differs. The loop is transformers', column by column, with
-all stopping criteria; but tokens come from the book's writer, which often checks several in one step.
+The ids equal those of stock greedy generation; only the time differs. The loop appends one column at a time and checks
+all stopping criteria, as in transformers; the tokens come from the book's writer, which often checks several in a step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def drafted(
     generation_config: Any = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """What `model.generate(..., custom_generate=drafted)` calls; `model` is an `OpenBookForCausalLM`."""
+    """Generate greedily for `model.generate(..., custom_generate=drafted)`; `model` is an `OpenBookForCausalLM`."""
     lm, cache = model.book.model.lm, model_kwargs.get("past_key_values")
     _refuse(generation_config, logits_processor)
     ends, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
@@ -40,7 +40,7 @@ def drafted(
     writer = model.book.writer(view.predictor)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"), lm.start_token)
     texts = [text for prompt in prompts for text in writer.add(prompt, settings)]
-    padded = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)  # else all go on to the end
+    padded = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)  # else all go to the end
     going_on, written = [True] * len(texts), 0
     while any(going_on):
         rows = [number for number, open_ in enumerate(going_on) if open_ or not padded]
@@ -69,7 +69,7 @@ def _refuse(config: Any, processors: Any) -> None:
 
 
 def _prompts(input_ids: Tensor, mask: Tensor | None, start: int) -> list[list[int]]:
-    """The texts of the rows, without padding and start token."""
+    """Return the tokens of each row, without padding and start token."""
     real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     prompts = [ids[here].tolist() for ids, here in zip(input_ids, real, strict=True)]
     return [prompt[1:] if prompt[:1] == [start] else prompt for prompt in prompts]

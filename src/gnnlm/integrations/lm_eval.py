@@ -74,7 +74,7 @@ class OpenBookLM(TemplateLM):  # type: ignore[misc]
         return min(self.book.model.lm.end_tokens, default=self.book.model.lm.start_token)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids without the start token, which a book reads by itself."""
+        """Return token ids without the start token, which a book reads by itself."""
         return self._text(tokenized(self.book.model, string)[0])
 
     def _text(self, ids: list[int]) -> list[int]:
@@ -104,7 +104,7 @@ class OpenBookLM(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: list[Encoded], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """The log-probability of each continuation, and whether each of its tokens is the likeliest."""
+        """Return the log-probability of each continuation, and whether all of its tokens are the likeliest."""
         found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         order = sorted(range(len(requests)), key=lambda number: -len(requests[number][1]) - len(requests[number][2]))
         for some in _parts(order, SCORED, "loglikelihood"):
@@ -117,7 +117,7 @@ class OpenBookLM(TemplateLM):  # type: ignore[misc]
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of each text, every token scored once, in one pass of the book's own reader."""
+        """Return the log-probability of each text, every token scored once, in one pass of the book's own reader."""
         texts = [self.tok_encode(request.args[0]) for request in requests]
         found = [0.0] * len(texts)  # a text without tokens is certain
         real = sorted((number for number, ids in enumerate(texts) if ids), key=lambda number: -len(texts[number]))
@@ -129,7 +129,7 @@ class OpenBookLM(TemplateLM):  # type: ignore[misc]
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """A continuation of each context, up to a stop string or an end token."""
+        """Return a continuation of each context, up to a stop string or an end token."""
         groups: dict[str, list[int]] = {}
         seen: dict[str, int] = {}
         for number, request in enumerate(requests):
@@ -154,7 +154,7 @@ class OpenBookLM(TemplateLM):  # type: ignore[misc]
         return {"predictors": [self.predictor], **self.filter}
 
     def _options(self, options: Any) -> dict[str, Any]:
-        """The options of a request as those of `Book.generate`."""
+        """Return the options of a request as options of `Book.generate`."""
         if not isinstance(options, dict):
             raise ConfigError(f"generation_kwargs: expected a mapping, got {type(options).__name__}")
         asked = dict(normalize_gen_kwargs(options, MAX_TOKENS))
@@ -176,7 +176,7 @@ def evaluate(
     num_fewshot: int | None = None,
     cache: Path | None = None,
 ) -> dict[str, Any]:
-    """Results of tasks by name: `results` and `n-samples` by task, and what they depend on; without the samples."""
+    """Return the results of tasks: `results` and `n-samples` by task, and what they depend on; without the samples."""
     found = lm_eval.simple_evaluate(
         model=lm,
         tasks=list(tasks),
@@ -192,7 +192,7 @@ def evaluate(
 
 
 class Tasks(TaskManager):  # type: ignore[misc]
-    """lm-eval's tasks; what goes wrong in loading one is said in one line."""
+    """lm-eval's tasks; an error in loading one becomes one line."""
 
     def load(self, *arguments: Any, **options: Any) -> Any:
         try:
@@ -205,7 +205,7 @@ class Tasks(TaskManager):  # type: ignore[misc]
 
 
 def _manager(tasks: Sequence[str], include_path: Path | None) -> Tasks:
-    """What knows these tasks; lm-eval's own, which take long to list, are looked at only where they are needed."""
+    """Return a manager that has these tasks; list lm-eval's own, which takes long, only if they are needed."""
     if include_path is not None:
         if not include_path.is_dir():
             raise ConfigError(f"{include_path}: expected a folder with YAML tasks, found none; check the path")

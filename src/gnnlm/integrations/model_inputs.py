@@ -1,4 +1,4 @@
-"""What transformers gives to a model, checked.
+"""Checks of what transformers passes to a model.
 
 Shapes: B rows, S columns read before, T new columns.
 """
@@ -33,7 +33,7 @@ def checked_ids(ids: Any) -> Tensor:
 
 
 def new_columns(mask: Any, ids_BT: Tensor, before_BS: Tensor) -> Tensor:
-    """Which of the new columns are real."""
+    """Return which of the new columns are real."""
     if mask is None:
         return torch.ones_like(ids_BT, dtype=torch.bool)
     rows, new = ids_BT.shape
@@ -48,7 +48,7 @@ def new_columns(mask: Any, ids_BT: Tensor, before_BS: Tensor) -> Tensor:
 
 
 def kept(count: int | Tensor, columns: int) -> Tensor:
-    """The numbers of the columns whose predictions are asked for."""
+    """Return the numbers of the columns whose predictions are asked for."""
     if isinstance(count, Tensor):
         return torch.arange(columns)[count.cpu()]
     return torch.arange(columns)[-count if count else 0 :]

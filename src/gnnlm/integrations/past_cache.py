@@ -22,7 +22,7 @@ from gnnlm.predict.open_book import Past
 
 @dataclass(frozen=True)
 class LookupView:
-    """What a past depends on beside its tokens: the predictor, and the documents that may be looked up."""
+    """The predictor, and the documents that may be looked up: what a past depends on beside its tokens."""
 
     predictor: str
     only: tuple[str, ...] | None = None
@@ -54,13 +54,13 @@ class Columns:
         return self.real_BS.sum(1) - self.given_B.long()
 
     def grown(self, ids_BT: Tensor, real_BT: Tensor, start: int) -> Columns:
-        """With new columns behind the old ones."""
+        """Return the columns with new ones behind them."""
         first_B = ids_BT.gather(1, real_BT.long().argmax(1, keepdim=True))[:, 0]
         given_B = torch.where(self.fresh_B, real_BT.any(1) & (first_B == start), self.given_B)
         return Columns(torch.cat([self.real_BS, real_BT], 1), given_B)
 
     def cropped(self, count: int) -> Columns:
-        """Without the last columns."""
+        """Return the columns without the last ones."""
         real_BS = self.real_BS[:, : max(0, self.real_BS.shape[1] - count)]
         return Columns(real_BS, self.given_B & real_BS.any(1))
 
@@ -69,7 +69,7 @@ class Columns:
 
 
 class OpenBookCache(Cache):  # type: ignore[misc]
-    """What an open book has read of a batch. It is changed in place, as transformers expects; its past is a value."""
+    """What an open book has read of a batch. Changed in place, as transformers expects; its past is immutable."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -78,11 +78,11 @@ class OpenBookCache(Cache):  # type: ignore[misc]
         self.view: LookupView | None = None
 
     def put(self, past: Past, columns: Columns, view: LookupView) -> None:
-        """What has been read by now."""
+        """Store what has been read so far."""
         self.past, self.columns, self.view = past, columns, view
 
     def check(self, rows: int, view: LookupView) -> None:
-        """Refuse to read on for other texts, or as another predictor than before."""
+        """Refuse to continue with other texts, another predictor or other documents than before."""
         if self.columns is not None and len(self.columns.given_B) != rows:
             raise ConfigError(f"the cache holds {len(self.columns.given_B)} texts, input_ids has {rows} rows")
         if self.view is not None and self.view != view:
@@ -98,7 +98,7 @@ class OpenBookCache(Cache):  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OpenBookCache:
         copy = OpenBookCache()
-        copy.past, copy.columns, copy.view = self.past, self.columns, self.view  # values: nobody changes them
+        copy.past, copy.columns, copy.view = self.past, self.columns, self.view  # immutable
         return copy
 
     @property
@@ -127,7 +127,7 @@ class OpenBookCache(Cache):  # type: ignore[misc]
         self.past = self.columns = self.view = None
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Without the last columns; `tokens_to_remove` is minus their number, as in transformers."""
+        """Remove the last columns; `tokens_to_remove` is minus their number, as in transformers."""
         if tokens_to_remove > 0:
             raise ConfigError(f"crop expects minus the number of columns to remove, got {tokens_to_remove}")
         if not tokens_to_remove or self.columns is None or self.past is None:
@@ -143,7 +143,7 @@ class OpenBookCache(Cache):  # type: ignore[misc]
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """These rows, in this order; a mask of rows is understood too."""
+        """Keep these rows, in this order; a mask of rows works too."""
         if self.columns is None or self.past is None:
             return
         chosen = torch.as_tensor(indices).cpu()

@@ -60,7 +60,7 @@ NOT_FOR_BOOKS = {  # options of other models' from_pretrained that change nothin
 
 
 class OpenBookConfig(PreTrainedConfig):  # type: ignore[misc]
-    """How a book is asked: by which predictor, with which documents. All else is in the run."""
+    """The predictor and the documents that a book is used with; everything else is in the run."""
 
     model_type = "gnnlm"
     keys_to_ignore_at_inference = ("past_key_values",)
@@ -74,7 +74,7 @@ class OpenBookConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """A book that transformers can use. It is frozen, and its tensors stay in the book: it has no parameters.
+    """A book as a frozen model of transformers. Its tensors stay in the book, so the model has no parameters.
 
     `predictor` (by default the best that the run has), `only` and `exclude` can be set on the model, or given to
     `forward` and `generate`.
@@ -100,7 +100,7 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
 
     @classmethod
     def from_book(cls, book: Book, **options: Any) -> OpenBookForCausalLM:
-        """A model for a book that is already open; options are `predictor`, `only` and `exclude`."""
+        """Return a model for a book that is already open; options are `predictor`, `only` and `exclude`."""
         return cls(OpenBookConfig(**_own(options), architectures=[cls.__name__]), book)
 
     @classmethod
@@ -176,7 +176,7 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         self.config.exclude = names
 
     def view(self, predictor: str | None = None, only: Names = None, exclude: Names = None) -> LookupView:
-        """The predictor and the documents of a call, by default the model's own."""
+        """Return the predictor and the documents of a call, by default the model's own."""
         name = predictor or self.predictor
         self.book.model.predictor.check((name,))
         return LookupView(
@@ -184,7 +184,7 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         )
 
     def allowed(self, view: LookupView) -> Allowed | None:
-        """The positions that a view may look up."""
+        """Return the positions that a view may look up."""
         if view not in self._allowed:
             self._allowed.clear()
             self._allowed[view] = self.book.allowed(view.only, view.exclude)
@@ -210,7 +210,7 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         return torch.float32
 
     def to(self, *places: Any, **options: Any) -> OpenBookForCausalLM:
-        """Nothing moves: lm.device and train.device of the run's config say where it is."""
+        """Move nothing: lm.device and train.device of the run's config choose the device. Refuse another one."""
         for place in (*places, *options.values()):
             if isinstance(place, torch.dtype) and place != torch.float32:
                 raise ConfigError(f"an open book's log-probabilities are float32 (got {place})")
@@ -250,10 +250,10 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         num_items_in_batch: int | Tensor | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Log-probabilities after every id (or after the last `logits_to_keep`), the loss if there are labels, a cache.
+        """Return log-probabilities after every id (or the last `logits_to_keep`), the loss for labels, and a cache.
 
-        Padding is where the mask is 0; without a mask there is none. At padding, every token is equally likely; but a
-        row of nothing else is a text that begins.
+        Padding is where the mask is 0; without a mask there is none. At padding, every token is equally likely, except
+        that a row of padding alone is an empty text, with a prediction of its first token.
         """
         given = sorted(name for name, value in others.items() if value is not None and value is not False)
         if given:
@@ -277,7 +277,7 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         begun_B = before.fresh_B & after.given_B
         texts = [text[1:] if begun else text for text, begun in zip(texts, begun_B.tolist(), strict=True)]
         past = cache.past
-        if past is not None and bool((before.fresh_B & ~after.fresh_B).any()):  # a text begins while others go on
+        if past is not None and bool((before.fresh_B & ~after.fresh_B).any()):  # a text begins while others continue
             texts = [[*old.tolist(), *new] for old, new in zip(past.lm.texts, texts, strict=True)]
             past = None
         allowed = self.allowed(view)
@@ -295,7 +295,7 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         return out.to_tuple() if return_dict is False else out
 
     def _fill(self, logits_BTV: Tensor, wanted_BT: Tensor, prediction: Prediction, name: str) -> None:
-        """Put the predictions of a block where they are wanted."""
+        """Copy the predictions of a block to the columns that are asked for."""
         offsets_BS = prediction.read.cpu().masked_fill(~prediction.real.cpu(), -2)
         rows, columns, places = (wanted_BT[:, :, None] == offsets_BS[:, None, :]).nonzero(as_tuple=True)
         if len(rows):
@@ -306,7 +306,7 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *others: Any
     ) -> None:
-        """The hook by which models bring a cache of their own."""
+        """Provide an `OpenBookCache`; transformers calls this hook."""
         if generation_config.cache_implementation not in (None, "dynamic"):
             raise ConfigError(
                 f"cache_implementation: an open book has a cache of its own (got "
@@ -319,7 +319,7 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
 
 
 class OpenBookTokenizer(PreTrainedTokenizerBase):  # type: ignore[misc]
-    """Finds the tokenizer of a run's base model for `AutoTokenizer`; what it gives is a tokenizer of transformers."""
+    """Loads the tokenizer of a run's base model for `AutoTokenizer`; it returns a tokenizer of transformers."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, *_: Any, **__: Any) -> Any:
@@ -348,7 +348,7 @@ def _names(names: Names) -> tuple[str, ...] | None:
 
 
 def _generation_config(book: Book) -> GenerationConfig:
-    """The base model's own, with the tokens that begin and end a text."""
+    """Return the base model's own config, with the tokens that begin and end a text."""
     lm = book.model.lm
     theirs = getattr(getattr(lm, "model", None), "generation_config", None)
     config = GenerationConfig() if theirs is None else copy.deepcopy(theirs)

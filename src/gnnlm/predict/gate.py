@@ -1,4 +1,4 @@
-"""A learned gate: the weight of p_kNN from what can be seen at a position, by logistic regression.
+"""A learned gate: the weight of p_kNN from features of a position, by logistic regression.
 
     lambda = sigmoid(w . f + b)
 
@@ -52,7 +52,7 @@ def features(tokens_NK: Tensor, similarity_NK: Tensor, weights_NK: Tensor, sure:
 
 
 def token_probs(tokens_NK: Tensor, weights_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """The probability of each distinct token, in the order of token ids and then zeros, and how many there are.
+    """Return the probability of each distinct token, by token id and padded with zeros, and the number of tokens.
 
     >>> token_probs(torch.tensor([[7, 3, 7]]), torch.tensor([[0.5, 0.25, 0.25]]))
     (tensor([[0.2500, 0.7500, 0.0000]]), tensor([2]))
@@ -75,14 +75,14 @@ class Gate:
     bias: float
 
     def weight_of(self, features_NF: Tensor) -> Tensor:
-        """The weight of p_kNN at each position, float64 [N], above 0 and below 1."""
+        """Return the weight of p_kNN at each position, float64 [N], above 0 and below 1."""
         inputs_NF = standardised(features_NF, self.mean, self.spread)
         logits_N = inputs_NF @ inputs_NF.new_tensor(self.weights) + self.bias
         return logits_N.clamp(-LOGIT, LOGIT).sigmoid()
 
 
 def standardised(features_NF: Tensor, mean: Sequence[float], spread: Sequence[float]) -> Tensor:
-    """Features as the regression reads them, [N, F + 1]: the last is the square of the first, the similarity.
+    """Return the inputs of the regression, [N, F + 1]: standardised features, and the square of the similarity.
 
     With the square, the weight may fall again, or rise faster, where neighbours are very similar.
     """

@@ -54,7 +54,7 @@ class Mix:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Mix:
-        """A mix from what `as_dict` gave."""
+        """Return a mix from the values of `as_dict`."""
         gate = values.get("gate")
         return cls(**{**values, "gate": None if gate is None else Gate(**gate)})
 
@@ -75,7 +75,7 @@ class Mix:
         return Evidence(similarity_NK[:, 0], read_N, features(tokens_NK, similarity_NK, weights_NK, sure))
 
     def weight_of(self, evidence: Evidence) -> Tensor:
-        """The weight of p_kNN at each position, [N]: the one place where it is computed; 0 without neighbours.
+        """Return the weight of p_kNN at each position, [N]; 0 without neighbours.
 
         >>> mix = Mix(1, 1.0, 0.3, edges=(0.5,), weights=(0.1, 0.6), first=0.0)
         >>> mix.weight_of(Evidence(torch.tensor([0.4, 0.9, 1.0]), torch.tensor([2, 1, 0])))
@@ -95,12 +95,12 @@ class Mix:
 
 
 def bucket_of(nearest_N: Tensor, edges: Sequence[float]) -> Tensor:
-    """The bucket that each similarity falls into: 0 below the first edge."""
+    """Return the bucket of each similarity: 0 below the first edge."""
     return torch.bucketize(nearest_N.contiguous(), nearest_N.new_tensor(edges), right=True)
 
 
 def neighbour_weights(similarity_NK: Tensor, temperature: float) -> Tensor:
-    """Softmax of similarity / T over the real neighbours; zeros where there are none.
+    """Return the softmax of similarity / T over the real neighbours; zeros where there are none.
 
     >>> neighbour_weights(torch.tensor([[0.5, 0.5, float("-inf")]]), 0.1)
     tensor([[0.5000, 0.5000, 0.0000]])
@@ -123,7 +123,7 @@ def knn_target_log_probs(tokens_NK: Tensor, weights_NK: Tensor, targets_N: Tenso
 
 
 def mixed_log_probs(lm_NV: Tensor, tokens_NK: Tensor, weights_NK: Tensor, weight_N: Tensor) -> Tensor:
-    """log(weight p_kNN + (1 - weight) p_LM) over the whole vocabulary, [N, V]; p_LM where there is no neighbour.
+    """Return log(weight p_kNN + (1 - weight) p_LM) over the vocabulary, [N, V]; log p_LM without neighbours.
 
     Only the neighbours' tokens are mixed one by one; the others' log-probabilities are shifted.
 
@@ -141,7 +141,9 @@ def mixed_log_probs(lm_NV: Tensor, tokens_NK: Tensor, weights_NK: Tensor, weight
 
 
 def mix_log_probs(lm: Tensor, knn: Tensor, weight: float | Tensor) -> Tensor:
-    """log(weight p_kNN + (1 - weight) p_LM), [N] or [N, V]; p_LM where `knn` is NaN; one weight, or one per position.
+    """Return log(weight p_kNN + (1 - weight) p_LM), [N] or [N, V]; log p_LM where `knn` is NaN.
+
+    There is one weight, or one per position.
 
     >>> mix_log_probs(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.0, math.nan]).log(), 0.5).exp()
     tensor([0.2500, 0.5000])

@@ -1,6 +1,6 @@
 """The one prediction step: from states and neighbours to the requested predictions.
 
-Validation during training, tuning, evaluation, the API and the benchmarks all go through it.
+Validation during training, tuning, evaluation, the API and the benchmarks all use it.
 
 Shapes: B texts, T tokens, N positions, K neighbours, D width, V vocabulary.
 """
@@ -31,12 +31,12 @@ MIXED = ("knn", "gnn_knn")  # the predictors that mix p_kNN in
 
 
 def perplexity(loss: float) -> float:
-    """exp of a mean negative log-probability; infinite if it is too large for a float."""
+    """Return exp of a mean negative log-probability; infinity if that is too large for a float."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 class Distribution(NamedTuple):
-    """A predictor's log-probabilities over the vocabulary, and what p_kNN has to do with them."""
+    """A predictor's log-probabilities over the vocabulary, and the weights of the mixture they come from."""
 
     log_probs_NV: Tensor
     knn_weight_N: Tensor  # of p_kNN in the mixture; 0 for a predictor without it
@@ -44,7 +44,7 @@ class Distribution(NamedTuple):
 
 
 class LmScores(NamedTuple):
-    """The log-probability of one token per position, [N], under a softmax, and, where asked for, how sure it is."""
+    """The log-probability of one token per position, [N], under a softmax, and how sure that is, if asked for."""
 
     log_probs: Tensor
     sure: Confidence | None = None
@@ -71,13 +71,14 @@ class Prediction:
         return Prediction(states, self.neighbours[index], self.tokens[index], real, read, self.predictor)
 
     def lm_target_log_probs(self, targets_N: Tensor) -> dict[str, Tensor]:
-        """Log-probability of one token per position, [N], under each softmax, before any mix."""
+        """Return the log-probability of one token per position, [N], under each softmax, before any mix."""
         head = self.predictor.head
         return {name: head.target_log_probs(states_ND, targets_N) for name, states_ND in self.states.items()}
 
     def lm_scores(self, targets_N: Tensor, confident: Collection[str]) -> dict[str, LmScores]:
-        """The same, with how sure each softmax named in `confident` is."""
-        head, found = self.predictor.head, {}
+        """Return the same, with how sure each softmax named in `confident` is."""
+        head = self.predictor.head
+        found = {}
         for name, states_ND in self.states.items():
             if name in confident:
                 found[name] = LmScores(*head.target_confidence(states_ND, targets_N))
@@ -117,12 +118,12 @@ class Prediction:
         return scores
 
     def target_log_probs(self, targets_N: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
-        """Log-probability of one token per position, [N], by predictor; of a prediction over [N] positions."""
+        """Return the log-probability of one token per position, [N], by predictor; needs [N] positions."""
         lm = self.lm_scores(targets_N, self.predictor.gated(wanted))
         return self.mixed_target_log_probs(lm, targets_N, wanted)
 
     def log_probs(self, wanted: Collection[str]) -> dict[str, Tensor]:
-        """Log-probabilities over the whole vocabulary, [N, V], by predictor; of a prediction over [N] positions."""
+        """Return log-probabilities over the vocabulary, [N, V], by predictor; of a prediction over [N] positions."""
         used = dict.fromkeys(STATE_OF[name] for name in wanted)
         lm = {state: self.predictor.head.log_probs(self.states[state]) for state in used}
         return {name: self._distribution(name, lm[STATE_OF[name]]).log_probs_NV for name in wanted}

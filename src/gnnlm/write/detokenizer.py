@@ -1,4 +1,4 @@
-"""Tokens to text as they are written: whole characters, up to a stop string."""
+"""Written tokens to text: whole characters, up to a stop string."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ UNFINISHED = "�"  # how the first bytes of a character are decoded
 
 
 class Detokenizer:
-    """The text of a continuation; what cannot be final yet is held back."""
+    """Turns the tokens of a continuation into text; characters that may still change are held back."""
 
     def __init__(self, lm: BaseLM, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self._lm, self._stop = lm, tuple(stop)
         self._ids = list(prompt[-ANCHOR:])
         self._anchor = len(lm.detokenize(self._ids)) if self._ids else 0
         self._first = len(self._ids)
-        self._given = self._final = 0  # characters given out, and characters that cannot change any more
+        self._given = 0  # characters returned by `new`
+        self._final = 0  # characters that cannot change any more
         self.offsets: list[int] = []  # the character at which each token begins
         self.text = ""
         self._whole = 0  # characters decoded so far, unfinished ones included
@@ -39,14 +40,14 @@ class Detokenizer:
         return sum(offset < len(self.text) for offset in self.offsets) if self.stopped else len(self.offsets)
 
     def piece(self, place: int) -> str:
-        """The text of a token; an end token has none."""
+        """Return the text of a token; an end token has none."""
         if place >= len(self.offsets):
             return ""
         end = self.offsets[place + 1] if place + 1 < len(self.offsets) else len(self.text)
         return self.text[self.offsets[place] : end]
 
     def add(self, token: int) -> None:
-        """Write a token; nothing may follow a stop string."""
+        """Append a token. None may follow a stop string."""
         self._ids.append(token)
         whole = self._lm.detokenize(self._ids)[self._anchor :]
         self.offsets.append(self._whole)
@@ -59,13 +60,13 @@ class Detokenizer:
         self._final = len(self.text) - (0 if found else self._may_become_a_stop())
 
     def new(self) -> str:
-        """The text that has become final since the last call."""
+        """Return the text that has become final since the last call."""
         new = self.text[self._given : self._final]
         self._given = max(self._given, self._final)
         return new
 
     def finish(self) -> str:
-        """What was held back, at the end of the text."""
+        """End the text; return what was held back."""
         if not self.stopped:
             self.text = self._lm.detokenize(self._ids)[self._anchor :]
             self.offsets = [min(offset, len(self.text)) for offset in self.offsets]
@@ -84,11 +85,11 @@ class Detokenizer:
         return False
 
     def _searched(self) -> int:
-        """Where a stop string that was not seen before can begin."""
+        """Return where a stop string that was not found before can begin."""
         return max(0, self._final - max(map(len, self._stop), default=0))
 
     def _may_become_a_stop(self) -> int:
-        """Characters at the end that begin a stop string."""
+        """Return how many characters at the end may begin a stop string."""
         longest = 0
         for stop in self._stop:
             for size in range(min(len(stop) - 1, len(self.text)), longest, -1):

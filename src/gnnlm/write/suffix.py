@@ -28,14 +28,14 @@ class Match:
 
 
 class SuffixIndex:
-    """Positions of tokens (-1 past a document's end) by what comes before them."""
+    """Positions of tokens (-1 past a document's end), sorted by the tokens before them."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
         self.order = _ordered(np.asarray(tokens))
 
     def ending(self, text: Sequence[int], most: int = 256) -> int:
-        """How many of a text's last tokens stand in the store in one run, at most `most`."""
+        """Return how many of a text's last tokens occur in the store in one run, at most `most`."""
         match = self.longest(text)
         if match is None:
             return 0
@@ -48,7 +48,7 @@ class SuffixIndex:
         return best
 
     def longest(self, text: Sequence[int]) -> Match | None:
-        """The positions after the longest occurrence of the text's end; None below `LEAST` tokens."""
+        """Return the positions after the longest occurrence of the text's end; None below `LEAST` tokens."""
         ending = list(reversed(text[-DEPTH:]))
         if len(ending) < LEAST:
             return None
@@ -71,13 +71,13 @@ class SuffixIndex:
         return Match([int(place) for place in self.order[first : last + 1]], longest)
 
     def _before(self, position: int, count: int) -> list[int]:
-        """The tokens before a position, the nearest first, as far as its document goes."""
-        out: list[int] = []
+        """Return the tokens of the document before a position, the nearest first."""
+        before: list[int] = []
         for token in self.tokens[max(0, position - count) : position][::-1].tolist():
             if token < 0:
                 break
-            out.append(token)
-        return out
+            before.append(token)
+        return before
 
     def _length(self, place: int, ending: list[int]) -> int:
         before = self._before(int(self.order[place]), len(ending))
@@ -85,7 +85,7 @@ class SuffixIndex:
 
 
 def _ordered(tokens: Tokens) -> npt.NDArray[np.int32]:
-    """Positions with a token, sorted by up to `DEPTH` tokens before each, the nearest first."""
+    """Return positions with a token, sorted by up to `DEPTH` tokens before each, the nearest first."""
     count = len(tokens)
     rank = np.zeros(count, dtype=np.int64)  # of what comes before a position; 0: a document begins
     rank[1:] = np.where(tokens[:-1] >= 0, tokens[:-1].astype(np.int64) + 1, 0)
@@ -102,7 +102,7 @@ def _ordered(tokens: Tokens) -> npt.NDArray[np.int32]:
 
 
 def own_match(text: Tokens, longest: int = DEPTH) -> Match | None:
-    """The last earlier occurrence in the text of as much of its end as possible."""
+    """Return the last earlier occurrence of the longest possible end of the text."""
     last = len(text) - 1
     if last < 1:
         return None

@@ -1,4 +1,4 @@
-"""Texts in progress: what is asked for each, and what has been written of it."""
+"""Texts in progress: the settings of each, and what has been written of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TextSettings:
 
 @dataclass(frozen=True)
 class Voters:
-    """The neighbours with the token that was written: how heavy each is, and its share in the token's probability."""
+    """The neighbours whose token was written, with their weights and their shares in the token's probability."""
 
     positions: Tensor
     similarity: Tensor
