@@ -57,10 +57,10 @@ def test_neighbors(tiny_run: Run) -> None:
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["token"] for line in lines[:-1]] == list(words)
     first = lines[8]["neighbors"][0]
-    assert first["document"] == train["name"]
+    assert first["document"] == train.name
     assert first["token"] == words[8] == train.text[first["start"] : first["end"]]
-    shown = gnnlm("neighbors", tiny_run.root, words, "--exclude", train["name"]).stdout
-    assert train["name"] not in shown
+    shown = gnnlm("neighbors", tiny_run.root, words, "--exclude", train.name).stdout
+    assert train.name not in shown
 
 
 def test_refusals(tiny_run: Run, tmp_path: Path) -> None:
