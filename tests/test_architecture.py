@@ -75,12 +75,7 @@ ONLY_IN = {
 
 
 KNOWN_TWINS = {  # class names that are still used twice; a name leaves this list with the last of its twins
-    "Draft",
-    "Generation",
     "Segment",
-    "Stream",
-    "View",
-    "Writing",
 }
 KNOWN_CYCLES: set[str] = set()  # where modules still import each other
 
