@@ -141,6 +141,9 @@ class Book:
         """
         return self.with_documents(taken(self.model, documents))
 
+    def _with(self, attach: Attachments | None) -> Book:
+        return self if attach is None else self.attached(attach)
+
     def with_documents(self, documents: Sequence[TokenizedDocument]) -> Book:
         """See `attached`; the documents are tokenized already."""
         names = ", ".join(document.name for document in documents)
@@ -189,14 +192,11 @@ class Book:
         of names, or `tag:T` for those with a tag. `attach` names files that are looked up too: see `attached`. With
         `own_past`, a text also looks up its own tokens that the base model no longer sees, cited as `own:text`.
         """
-        if attach is not None:
-            return self.attached(attach).score(
-                texts, predictors=predictors, only=only, exclude=exclude, own_past=own_past
-            )
+        book = self._with(attach)
         several = texts if isinstance(texts, list) else [texts]
-        wanted = self._wanted(predictors)
-        tokenized_texts = [TokenizedText.of(self.model, text) for text in several]
-        scores = score_texts(self.model, tokenized_texts, wanted, self.allowed(only, exclude), own_past)
+        wanted = book._wanted(predictors)
+        tokenized_texts = [TokenizedText.of(book.model, text) for text in several]
+        scores = score_texts(book.model, tokenized_texts, wanted, book.allowed(only, exclude), own_past)
         found = [
             Scores(text.pieces, text.ids[text.first :], text.offsets, *values)
             for text, values in zip(tokenized_texts, scores, strict=True)
@@ -219,17 +219,14 @@ class Book:
         own_past: bool = False,
     ) -> list[list[Neighbour]]:
         """Return, for every token of the text, the k store positions retrieved to predict it, nearest first."""
-        if attach is not None:
-            return self.attached(attach).neighbors(
-                text, k, only=only, exclude=exclude, left=left, right=right, own_past=own_past
-            )
+        book = self._with(attach)
         if k < 1:
             raise ConfigError(f"neighbors: k must be at least 1 (got {k})")
-        ids = TokenizedText.of(self.model, text).ids
-        allowed = self.allowed(only, exclude)
-        store = with_text(self.model.store, self.model.lm, ids) if own_past else self.model.store
+        ids = TokenizedText.of(book.model, text).ids
+        allowed = book.allowed(only, exclude)
+        store = with_text(book.model.store, book.model.lm, ids) if own_past else book.model.store
         lines: list[list[Neighbour]] = []
-        for prediction, _ in self.model.read_blocks([ids[:-1]], None, ("base",), allowed, k, own_past):
+        for prediction, _ in book.model.read_blocks([ids[:-1]], None, ("base",), allowed, k, own_past):
             for found in prediction.neighbours[0].nearest(k).listed():
                 lines.append([Neighbour.at(store, row, score, left, right) for row, score in found])
         return lines
@@ -247,20 +244,17 @@ class Book:
         own_past: bool = False,
     ) -> Next:
         """Return the distribution of the token that follows a text or token ids (either may be empty), by predictor."""
-        if attach is not None:
-            return self.attached(attach).next(
-                text, predictors=predictors, top=top, only=only, exclude=exclude, own_past=own_past
-            )
-        wanted = self._wanted(predictors)
-        allowed = self.allowed(only, exclude)
-        ids = self._prompt(text, chat=False)
-        prediction, _ = self.model.read_to_end([ids], None, wanted, allowed, own_past)
+        book = self._with(attach)
+        wanted = book._wanted(predictors)
+        allowed = book.allowed(only, exclude)
+        ids = book._prompt(text, chat=False)
+        prediction, _ = book.model.read_to_end([ids], None, wanted, allowed, own_past)
         log_probs = {name: full_1V[0].cpu() for name, full_1V in prediction[0, -1:].log_probs(wanted).items()}
         pieces = {}
         for name, values_V in log_probs.items():
             best = values_V.topk(min(top, len(values_V)))
             pieces[name] = [
-                (self.model.lm.piece(token), float(np.exp(value)))
+                (book.model.lm.piece(token), float(np.exp(value)))
                 for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
             ]
         return Next({name: values_V.numpy() for name, values_V in log_probs.items()}, pieces)
@@ -317,19 +311,18 @@ class Book:
         template. `only`, `exclude` and `attach` are those of `score`. The other options are the fields of
         `gnnlm.write.generate_options.GenerateOptions`.
         """
-        if attach is not None:
-            return self.attached(attach).generate(prompt, only=only, exclude=exclude, chat=chat, **options)
+        book = self._with(attach)
         checked = GenerateOptions.checked(**options)
-        settings = TextSettings.of(checked, self.model, self.allowed(only, exclude))
+        settings = TextSettings.of(checked, book.model, book.allowed(only, exclude))
         several: list[str | Sequence[int]] = [prompt] if isinstance(prompt, str) else [*prompt]
         if not several:
             raise ConfigError("generate expects at least one prompt")
-        ids = [self._prompt(one, chat) for one in several]
-        writer = self.writer(settings.predictor)
+        ids = [book._prompt(one, chat) for one in several]
+        writer = book.writer(settings.predictor)
         texts = [text for one in ids for text in writer.add(one, settings, checked.n)]
         while writer.busy:
             writer.step()
-        found = [written_text(self.model, text, checked.sources) for text in texts]
+        found = [written_text(book.model, text, checked.sources) for text in texts]
         return found[0] if isinstance(prompt, str) and checked.n == 1 else found
 
     def stream(
@@ -343,13 +336,12 @@ class Book:
         **options: Any,
     ) -> TextStream:
         """Return one text as a stream that is written while it is iterated over; see `generate`."""
-        if attach is not None:
-            return self.attached(attach).stream(prompt, only=only, exclude=exclude, chat=chat, **options)
+        book = self._with(attach)
         checked = GenerateOptions.checked(**options)
         if checked.n > 1:
             raise ConfigError(f"n: stream writes one text, got {checked.n}; use generate for more")
-        settings = TextSettings.of(checked, self.model, self.allowed(only, exclude))
-        return TextStream(self.writer(settings.predictor), self._prompt(prompt, chat), settings)
+        settings = TextSettings.of(checked, book.model, book.allowed(only, exclude))
+        return TextStream(book.writer(settings.predictor), book._prompt(prompt, chat), settings)
 
     # -- explaining ----------------------------------------------------------------------------------------
 

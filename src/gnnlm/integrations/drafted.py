@@ -27,9 +27,10 @@ def drafted(
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Generate greedily for `model.generate(..., custom_generate=drafted)`; `model` is an `OpenBookForCausalLM`."""
-    lm, cache = model.book.model.lm, model_kwargs.get("past_key_values")
+    lm = model.book.model.lm
+    cache = model_kwargs.get("past_key_values")
     _refuse(generation_config, logits_processor)
-    ends, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    ends = generation_config._eos_token_tensor
     if set([] if ends is None else ends.tolist()) != lm.end_tokens:
         raise ConfigError(f"drafted: texts end at the base model's end tokens, eos_token_id={sorted(lm.end_tokens)}")
     if cache is not None and cache.get_seq_length():
@@ -41,9 +42,11 @@ def drafted(
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"), lm.start_token)
     texts = [text for prompt in prompts for text in writer.add(prompt, settings)]
     padded = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)  # else all go to the end
-    going_on, written = [True] * len(texts), 0
-    while any(going_on):
-        rows = [number for number, open_ in enumerate(going_on) if open_ or not padded]
+    unfinished = [True] * len(texts)
+    pad = generation_config._pad_token_tensor
+    written = 0
+    while any(unfinished):
+        rows = [number for number, open_ in enumerate(unfinished) if open_ or not padded]
         if written == min(len(texts[row].tokens) for row in rows):
             writer.step()
             continue
@@ -51,8 +54,8 @@ def drafted(
         input_ids = torch.cat([input_ids, torch.tensor(column, device=input_ids.device)[:, None]], 1)
         written += 1
         for number, stop in enumerate(stopping_criteria(input_ids, None).tolist()):
-            if stop and going_on[number]:
-                going_on[number] = False
+            if stop and unfinished[number]:
+                unfinished[number] = False
                 if padded:
                     writer.stop(texts[number], "stop")
     return GenerateDecoderOnlyOutput(sequences=input_ids) if generation_config.return_dict_in_generate else input_ids

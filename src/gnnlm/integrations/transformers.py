@@ -109,13 +109,14 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
     ) -> Any:
         """Open a finished run, or what `save_pretrained` wrote."""
         path = Path(pretrained_model_name_or_path)
-        told, device = options.pop("output_loading_info", False), options.pop("device_map", None)
-        older, dtype = options.pop("torch_dtype", None), options.pop("dtype", None)
+        with_info = options.pop("output_loading_info", False)
+        device = options.pop("device_map", None)
+        dtypes = (options.pop("torch_dtype", None), options.pop("dtype", None))
         own = {name: options.pop(name) for name in OWN if name in options}
         rest = sorted(name for name in options if options[name] and name not in NOT_FOR_BOOKS)
         if rest:
             raise ConfigError(f"from_pretrained: no option named {rest[0]!r}; an open book has {', '.join(OWN)}")
-        for kind in (older, dtype):
+        for kind in dtypes:
             if str(kind).removeprefix("torch.") not in ("None", "auto", "float32"):
                 raise ConfigError(f"dtype: an open book's log-probabilities are float32 (got {kind}); leave it out")
         book = open_book(path)
@@ -128,7 +129,9 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         model._refuse_other_device(device)
         if (path / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(path)
-        return (model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []}) if told else model
+        if with_info:
+            return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []}
+        return model
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
         """Write a run directory that opens again: here, with `gnnlm.open` and with transformers' Auto classes.
@@ -138,7 +141,8 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         """
         if options.pop("push_to_hub", False):
             raise ConfigError("push_to_hub: an open book's store is not for the hub; copy the directory instead")
-        place, origin = Path(save_directory), Path(self.book.origin)
+        place = Path(save_directory)
+        origin = Path(self.book.origin)
         if not (origin / "config.yaml").is_file():
             raise ConfigError("a book that was not opened from a run cannot be saved; build a run first")
         if not place.exists() or not place.samefile(origin):
@@ -179,9 +183,9 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         """Return the predictor and the documents of a call, by default the model's own."""
         name = predictor or self.predictor
         self.book.model.predictor.check((name,))
-        return LookupView(
-            name, _names(self.only if only is None else only), _names(self.exclude if exclude is None else exclude)
-        )
+        only = self.only if only is None else only
+        exclude = self.exclude if exclude is None else exclude
+        return LookupView(name, _names(only), _names(exclude))
 
     def allowed(self, view: LookupView) -> Allowed | None:
         """Return the positions that a view may look up."""
@@ -259,7 +263,8 @@ class OpenBookForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mis
         if given:
             raise ConfigError(f"forward: an open book takes no {given[0]}; it takes input_ids, and has no inner states")
         ids_BT = checked_ids(input_ids)
-        view, use_cache = self.view(predictor, only, exclude), self.config.use_cache if use_cache is None else use_cache
+        view = self.view(predictor, only, exclude)
+        use_cache = self.config.use_cache if use_cache is None else use_cache
         cache = own_cache(past_key_values) if past_key_values is not None or use_cache else OpenBookCache()
         cache.check(len(ids_BT), view)
         before = cache.columns or Columns.none(len(ids_BT))
@@ -344,7 +349,9 @@ def _own(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names(names: Names) -> tuple[str, ...] | None:
-    return None if names is None else (names,) if isinstance(names, str) else tuple(names)
+    if names is None:
+        return None
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _generation_config(book: Book) -> GenerationConfig:

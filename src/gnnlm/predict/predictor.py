@@ -67,8 +67,14 @@ class Prediction:
 
     def __getitem__(self, index: Any) -> Prediction:
         states = {name: states[index] for name, states in self.states.items()}
-        real, read = self.real[index], self.read[index]
-        return Prediction(states, self.neighbours[index], self.tokens[index], real, read, self.predictor)
+        return Prediction(
+            states,
+            self.neighbours[index],
+            self.tokens[index],
+            self.real[index],
+            self.read[index],
+            self.predictor,
+        )
 
     def lm_target_log_probs(self, targets_N: Tensor) -> dict[str, Tensor]:
         """Return the log-probability of one token per position, [N], under each softmax, before any mix."""

@@ -39,10 +39,12 @@ class TokenizedText:
             if len(text) != 2:
                 raise CorpusError(f"expected a pair (context, continuation), got {len(text)} texts")
             (before, _, _), (after, offsets, last) = (_tokenized_part(model, part) for part in text)
-            ids, first = [*before, *after], len(before)
+            ids = [*before, *after]
+            first = len(before)
         else:
             ids, offsets = tokenized(model, text)
-            first, last = 0, text
+            first = 0
+            last = text
         if len(ids) == first:
             raise CorpusError("nothing to score: the text has no tokens")
         later = dict(itertools.pairwise([*sorted(set(offsets)), len(last)]))  # tokens of one character share its end

@@ -92,11 +92,13 @@ class Costs:
         if tokens in self._seconds:
             return self._seconds[tokens]
         known = sorted(self._seconds)
-        lower, upper = ([n for n in known if n < tokens], [n for n in known if n > tokens])
+        lower = [n for n in known if n < tokens]
+        upper = [n for n in known if n > tokens]
         if lower and upper:
-            a, b = lower[-1], upper[0]
-            share = (tokens - a) / (b - a)
-            return (1 - share) * self._seconds[a] + share * self._seconds[b]
+            below = lower[-1]
+            above = upper[0]
+            share = (tokens - below) / (above - below)
+            return (1 - share) * self._seconds[below] + share * self._seconds[above]
         if lower:
             return self._seconds[lower[-1]] * (1 + self.SLOPE * (tokens - lower[-1]) / max(1, fewest))
         return self._seconds[upper[0]] if upper else 1.0 + self.SLOPE * tokens
@@ -162,7 +164,8 @@ class Drafter:
         alive = np.arange(len(weights))
         for step in range(LONGEST):
             following = tokens_RL[alive, step]
-            alive, following = alive[following >= 0], following[following >= 0]
+            alive = alive[following >= 0]
+            following = following[following >= 0]
             if not len(alive):
                 break
             choices, number = np.unique(following, return_inverse=True)
@@ -212,7 +215,8 @@ def _most_common(tokens: Tokens, positions: list[int]) -> list[int]:
     for step in range(LONGEST):
         alive = alive[alive + step < len(tokens)]
         following = tokens[alive + step]
-        alive, following = alive[following >= 0], following[following >= 0]
+        alive = alive[following >= 0]
+        following = following[following >= 0]
         if not len(alive):
             break
         choices, counts = np.unique(following, return_counts=True)

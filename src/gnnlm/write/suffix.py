@@ -52,7 +52,8 @@ class SuffixIndex:
         ending = list(reversed(text[-DEPTH:]))
         if len(ending) < LEAST:
             return None
-        low, high = 0, len(self.order)
+        low = 0
+        high = len(self.order)
         while low < high:
             middle = (low + high) // 2
             if self._before(int(self.order[middle]), len(ending)) < ending:
@@ -89,7 +90,7 @@ def _ordered(tokens: Tokens) -> npt.NDArray[np.int32]:
     count = len(tokens)
     rank = np.zeros(count, dtype=np.int64)  # of what comes before a position; 0: a document begins
     rank[1:] = np.where(tokens[:-1] >= 0, tokens[:-1].astype(np.int64) + 1, 0)
-    step, start = 1, np.zeros(count, dtype=bool)
+    step = 1
     for _ in range(DOUBLINGS):
         further = np.zeros(count, dtype=np.int64)
         further[step:] = rank[:-step] if step < count else 0
@@ -113,7 +114,8 @@ def own_match(text: Tokens, longest: int = DEPTH) -> Match | None:
         further = further[text[further - length] == text[last - length]]
         if not len(further):
             break
-        places, length = further, length + 1
+        places = further
+        length += 1
     if length < OWN_LEAST or not len(places):
         return None
     return Match([int(places[-1]) + 1], length)
