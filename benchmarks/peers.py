@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnnlm.gnn.layer import CONTEXT, INTER, INTRA, NEIGHBOUR, GnnLayer
+from gnnlm.gnn.layer import GnnLayer
+from gnnlm.gnn.layer_weights import CONTEXT, INTER, INTRA, NEIGHBOUR
 from gnnlm.gnn.model import GnnModel
 from gnnlm.graph.batch import Graph, band_mask
 

@@ -68,8 +68,8 @@ def texts(run: Run) -> TrainingTexts:
 
 
 def make_task(run: Run, model: Any, order: BlockOrder, ks: Curriculum, accumulate: int, valid_tokens: int) -> GnnTask:
-    parts, given = run.snapshot, texts(run)
-    return GnnTask(model, parts.head, parts.graphs, given.train, given.valid, order, ks, accumulate, valid_tokens)
+    parts = run.snapshot
+    return GnnTask(model, parts.head, parts.graphs, texts(run), order, ks, accumulate, valid_tokens)
 
 
 def test_training_starts_at_base_and_gets_better(tiny_run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Which text each step trains on: a pure function of seed and step, so that resuming needs no state."""
+"""The text that each step trains on: a pure function of seed and step, so that resuming needs no state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BlockOrder:
-    """Blocks of consecutive positions; each epoch cuts them at a new offset and shuffles them."""
+    """Blocks of consecutive positions; each epoch cuts the text at a new offset and shuffles the blocks."""
 
     positions: int
     block: int
@@ -28,7 +28,7 @@ class BlockOrder:
         return max(1, (self.positions - 1) // self.block // self.batch)
 
     def __call__(self, step: int) -> Tensor:
-        """Positions [batch, block] of a step (from 0)."""
+        """Return the positions [batch, block] of a step (from 0)."""
         epoch, index = divmod(step, self.steps_per_epoch)
         block = min(self.block, self.positions)
         offset, order = _shuffled(self.positions, block, self.seed * 1_000_003 + epoch)
@@ -36,7 +36,7 @@ class BlockOrder:
         return (offset + picked * block)[:, None] + torch.arange(block)
 
     def read(self, steps: int) -> Tensor:
-        """Which positions the first steps read.
+        """Return which positions the first steps read.
 
         >>> order = BlockOrder(positions=9, block=2, batch=1, seed=0)
         >>> int(order.read(0).sum()), int(order.read(1).sum()), int(order.read(4).sum())
@@ -50,7 +50,7 @@ class BlockOrder:
 
 @lru_cache(maxsize=2)
 def _shuffled(positions: int, block: int, seed: int) -> tuple[int, Tensor]:
-    """Where the first block of an epoch begins, and the order of its blocks; the same for all steps of the epoch."""
+    """Return where the first block of an epoch begins, and the order of the epoch's blocks."""
     generator = torch.Generator().manual_seed(seed)
     blocks = max(1, (positions - 1) // block)
     offset = int(torch.randint(positions - blocks * block + 1, (1,), generator=generator))
@@ -59,7 +59,7 @@ def _shuffled(positions: int, block: int, seed: int) -> tuple[int, Tensor]:
 
 @dataclass(frozen=True)
 class TextBlocks:
-    """Blocks of one long text; a block is read from the token before its first."""
+    """Blocks of one long text; the model also reads the token before a block."""
 
     text: Tokens
     start: int
@@ -76,18 +76,18 @@ class TextBlocks:
         return BlockOrder(len(self.text), self.block, self.batch, self.seed)
 
     def __call__(self, number: int) -> tuple[Tensor, Tensor]:
-        """The tokens to read and the tokens to predict, [B, T] each."""
+        """Return the tokens to read and the tokens to predict, [B, T] each."""
         at_BT = self._order(number)
         return self._read[at_BT], self._read[at_BT + 1]
 
     def wanted(self, number: int) -> int:
-        """How many tokens a batch predicts."""
+        """Return how many tokens a batch predicts."""
         return self._order.batch * min(self.block, len(self.text))
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """One long text in parallel lanes, segment after segment, for a model with memory."""
+    """One long text in parallel lanes, read segment after segment by a model with memory."""
 
     text: Tokens
     start: int
@@ -110,17 +110,17 @@ class Lanes:
         return part[:, :-1], part[:, 1:]
 
     def wanted(self, number: int) -> int:
-        """How many tokens a batch predicts."""
+        """Return how many tokens a batch predicts."""
         return self.lanes * self.segment
 
     def begins(self, number: int) -> bool:
-        """Whether this segment is the first of its lane."""
+        """Return whether this segment is the first of its lane."""
         return number % len(self) == 0
 
 
 @dataclass(frozen=True)
 class StartToken:
-    """The token that is read before a text; with `always`, also before every piece of it."""
+    """The token that is read before a text and, with `always`, before every piece of the text."""
 
     token: int
     always: bool = False
@@ -129,8 +129,8 @@ class StartToken:
 class TextPieces:
     """Separate texts, cut into pieces of at most `block` tokens; a batch has pieces of similar length.
 
-    `tokens` holds the texts, `bounds` where each begins and ends in it, [texts, 2]. A later piece of a text is read
-    from the token before its first, or from the start token again.
+    `tokens` holds the texts, and `bounds` where each begins and ends there, [texts, 2]. Before a later piece of a text,
+    the model reads the token before the piece, or the start token again.
     """
 
     def __init__(
@@ -171,23 +171,23 @@ class TextPieces:
         return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
 
     def _pieces(self, number: int) -> Tokens:
-        """The numbers of a batch's pieces."""
+        """Return the numbers of a batch's pieces."""
         while not self._ends or self._ends[-1] <= number:
             self.batches_in(len(self._ends))
         epoch = int(np.searchsorted(self._ends, number, side="right"))
         return self._batches(epoch)[number - (self._ends[epoch - 1] if epoch else 0)]
 
     def wanted(self, number: int) -> int:
-        """How many tokens a batch predicts."""
+        """Return how many tokens a batch predicts."""
         return int(self._lengths[self._pieces(number)].sum())
 
     def bounds(self, number: int) -> Tokens:
-        """Where the tokens that each line of a batch predicts begin and end, [B, 2]."""
+        """Return where the tokens that each line of a batch predicts begin and end, [B, 2]."""
         pieces = self._pieces(number)
         return np.stack([self._begins[pieces], self._begins[pieces] + self._lengths[pieces]], axis=1)
 
     def __call__(self, number: int) -> tuple[Tensor, Tensor]:
-        """The tokens to read and the tokens to predict, [B, T] each; padding is not scored."""
+        """Return the tokens to read and the tokens to predict, [B, T] each; padding is not scored."""
         pieces = self._pieces(number)
         longest = int(self._lengths[pieces].max())
         read = torch.full((len(pieces), longest), self._start.token)

@@ -1,9 +1,9 @@
-"""What a training saves while it runs: its record, its last checkpoint and its best step."""
+"""What a training saves while it runs: its record, its last checkpoint and the files of its best step."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -29,7 +29,7 @@ class BestStep(TypedDict):
 
 @dataclass
 class TrainingRecord:
-    """The progress of a training apart from its tensors; saved in the draft's notes."""
+    """The progress of a training without its tensors, saved in the draft's notes."""
 
     history: list[Entry] = field(default_factory=list)
     best: BestStep = field(default_factory=lambda: BestStep(step=0, loss=math.inf))
@@ -43,15 +43,14 @@ class TrainingRecord:
 
     @classmethod
     def of(cls, draft: Draft) -> TrainingRecord:
-        """The record of a draft's last commit, or a new record if there is none."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in draft.notes.items() if name in known})
+        """Return the record of a draft's last commit, or a new record if there is none."""
+        return cls(**draft.notes)
 
     def validated(self, step: int) -> bool:
         return bool(self.history) and self.history[-1]["step"] == step
 
     def add(self, step: int, loss: float, losses: dict[str, float]) -> bool:
-        """Add a validation; returns whether it is the best so far."""
+        """Add a validation; return whether it is the best so far."""
         self.history.append({"step": step, **losses, "loss": self.loss})
         self.recent = []
         better = loss < self.best["loss"]
@@ -60,19 +59,18 @@ class TrainingRecord:
         self.worse = 0 if better else self.worse + 1
         return better
 
-    def step_done(self, loss: float) -> None:
+    def add_step(self, loss: float) -> None:
         self.recent = [*self.recent[-19:], loss]
         self.loss = sum(self.recent) / len(self.recent)
 
     @property
-    def a_validation(self) -> float:
-        """Seconds that a validation takes."""
+    def seconds_a_validation(self) -> float:
         return self.validation_seconds / max(1, len(self.history))
 
 
 @dataclass
 class Checkpoints:
-    """Writes and reads the checkpoints of a training, in its draft."""
+    """Writes and reads the checkpoints of a training in its draft."""
 
     draft: Draft
     task: TrainingTask
@@ -80,16 +78,16 @@ class Checkpoints:
     record: TrainingRecord
 
     def save(self, step: int, carried: dict[str, Tensor]) -> None:
-        """Write a checkpoint next to the last one; the commit makes it the one to resume from."""
+        """Write a checkpoint next to the last one. Once committed, it is the one to resume from."""
         record = self.record
-        folder = _fresh(self.draft.file(f"checkpoint-{step}"))
+        folder = _empty_folder(self.draft.file(f"checkpoint-{step}"))
         save_tensors(self.task.model, folder / "model.safetensors")
         for name, tensors in (("optimizer", self._optimizer_tensors()), ("carried", carried)):
             with writing(folder / f"{name}.safetensors"):
                 save_file(tensors, folder / f"{name}.safetensors")
         new = [folder]
         if record.best["step"] == step:
-            new.append(_fresh(self.draft.file(self.best.name)))
+            new.append(_empty_folder(self.draft.file(self.best.name)))
             with writing(self.best):
                 self.task.save(self.best)
         record.checkpoint = step
@@ -101,7 +99,7 @@ class Checkpoints:
             disk.remove_tree(path)
 
     def restore(self, place: Path) -> None:
-        """Load the last checkpoint from the folder of the draft that saved it."""
+        """Load the last checkpoint from the folder of the draft that has it."""
         folder = place / f"checkpoint-{self.record.checkpoint}"
         if not folder.is_dir():
             raise TrainingError(f"{folder} is not there; a run directory must be on a disk that all processes share")
@@ -113,7 +111,7 @@ class Checkpoints:
                 number, key = name.split(".", 1)
                 state.setdefault(int(number), {})[key] = tensor
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        except (ModelError, OSError, SafetensorError, ValueError, KeyError) as error:  # left by an older version
+        except (ModelError, OSError, SafetensorError, ValueError, KeyError) as error:
             raise TrainingError(
                 f"the checkpoint {folder} cannot be read ({error}); delete {place} and run the same command again: "
                 "this training starts over"
@@ -138,7 +136,7 @@ def best_folder(draft: Draft, record: TrainingRecord) -> Path:
     return draft.folder / f"best-{record.best['step']}"
 
 
-def _fresh(folder: Path) -> Path:
+def _empty_folder(folder: Path) -> Path:
     disk.remove_tree(folder)
     disk.make_directory(folder)
     return folder

@@ -1,9 +1,9 @@
 """Fine-tuning a pretrained model on the corpus it will look up: all weights, or LoRA.
 
 A model that was trained on the whole store has memorised it: its states predict the training text far better than
-they predict any other text, and a graph network trained on them learns to do nothing. The network is therefore trained
-on text that the model has not been trained on: on train documents held out from fine-tuning, or on the states that the
-model computed for each document when it first read it, which fine-tuning computes anyway.
+any other text, and a graph network trained on such states learns to do nothing. The network is therefore trained on
+text that the model had not been trained on: on train documents held out from fine-tuning, or on the states that the
+model computed when it first read each document, which fine-tuning computes anyway.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gnnlm.train.training_loop import TrainingSetup, finish, fit
 
 
 def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
-    """The numbers of the train documents that fine-tuning does not read: about this share of the tokens."""
+    """Return the numbers of train documents that fine-tuning does not read, with about this share of the tokens."""
     count = len(stream.starts) - 1
     if share == 0:
         return set()
@@ -38,7 +38,9 @@ def unread_documents(stream: Stream, share: float, seed: int) -> set[int]:
         )
     order = sorted(range(count), key=lambda n: hashlib.sha256(f"{seed}:unread:{n}".encode()).digest())
     lengths = (stream.starts[1:] - stream.starts[:-1]).tolist()
-    wanted, taken, unread = share * sum(lengths), 0, set[int]()
+    wanted = share * sum(lengths)
+    taken = 0
+    unread = set[int]()
     for number in order[: count - 1]:
         if unread and taken + lengths[number] / 2 > wanted:
             break
@@ -58,12 +60,13 @@ def with_lora(model: Any, config: FinetuneConfig) -> Any:
     return peft.get_peft_model(model, lora)
 
 
-def finetune_hf(fitting: TrainingSetup, lm: HFModel, streams: dict[str, Stream], config: FinetuneConfig) -> Artifact:
+def finetune_hf(setup: TrainingSetup, lm: HFModel, streams: dict[str, Stream], config: FinetuneConfig) -> Artifact:
     """Fine-tune a transformers model; the artifact is a directory that transformers reads."""
-    draft, seed, start = fitting.draft, fitting.seed, StartToken(lm.start_token, always=True)
-    stream, first = streams["train"], config.unread == "first-reading"
-    unread = set[int]() if first else unread_documents(stream, config.held_out, seed)
-    batches = TextPieces(stream.tokens, documents(stream, unread), start, config.block, config.batch_tokens, seed)
+    draft, stream = setup.draft, streams["train"]
+    start = StartToken(lm.start_token, always=True)
+    first = config.unread == "first-reading"
+    unread = set[int]() if first else unread_documents(stream, config.held_out, setup.seed)
+    batches = TextPieces(stream.tokens, documents(stream, unread), start, config.block, config.batch_tokens, setup.seed)
     model = lm.model.requires_grad_(True)
     if config.kind == "lora":
         model = with_lora(model.requires_grad_(False), config)
@@ -92,16 +95,16 @@ def finetune_hf(fitting: TrainingSetup, lm: HFModel, streams: dict[str, Stream],
         section="lm.finetune",
     )
     trained = [p for p in model.parameters() if p.requires_grad]
-    fitted = fit(fitting, task, adam(trained, config), plan)
+    record = fit(setup, task, adam(trained, config), plan)
     facts = {
         "trained": sum(p.numel() for p in trained),
         "kind": config.kind,
         "unread": sorted(unread),
         "read_tokens": batches.tokens,
     }
-    if not first or not fitting.processes.first:
-        return finish(fitting, fitted, facts)
-    positions = readings.finish(fitted.facts["steps_done"] * config.accumulate)
+    if not first or not setup.processes.first:
+        return finish(setup, task, plan, record, facts)
+    positions = readings.finish(record.checkpoint * config.accumulate)
     draft.save(UNREAD_POSITIONS, positions)
     facts["first_reading"] = {"positions": UNREAD_POSITIONS, "states": UNREAD_STATES, "count": len(positions)}
-    return finish(fitting, fitted, facts, (UNREAD_STATES, UNREAD_POSITIONS))
+    return finish(setup, task, plan, record, facts, (UNREAD_STATES, UNREAD_POSITIONS))

@@ -1,4 +1,4 @@
-"""The states of train text when a model first read it, before it learned from it; kept while it is fine-tuned."""
+"""The states that a model computes when it first reads a text, before learning from it, saved during fine-tuning."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gnnlm.errors import TrainingError
 from gnnlm.train.batches import TextPieces
 from gnnlm.train.processes import Processes
 
-CHUNK = 2**14  # positions that are looked at together
+CHUNK = 2**14  # positions that are checked together
 UNREAD_STATES, UNREAD_POSITIONS = "unread.states.npy", "unread.positions.npy"
 
 
 class FirstReadings:
-    """The states of train positions when the model first read them.
+    """Writes the states of train positions to a file when the model first reads them.
 
-    The file has all positions; those that were not kept are zero. A step writes to the positions it reads, so a step
-    that is repeated after a crash writes the same states again. Of several processes only the first writes.
+    The file has all positions; those that were not kept are zero. A step writes to the positions that it reads, so a
+    step that is repeated after a crash writes the same states again. Of several processes only the first writes.
     """
 
     def __init__(self, folder: Path, rows: int, model: Any, pieces: TextPieces, settle: float) -> None:
@@ -43,14 +43,14 @@ class FirstReadings:
 
     @contextmanager
     def reading(self, number: int, read: Tensor) -> Iterator[None]:
-        """Remember the input of the softmax while lines of a batch are read."""
+        """Record the input of the softmax while lines of a batch are read."""
         if number not in self._kept:
             yield
             return
         seen: list[Tensor] = []
         hook = self._output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
         try:
-            if self._drops_out and len(read):  # states under dropout are not those of prediction: read without it
+            if self._drops_out and len(read):  # states must be those of prediction, without dropout
                 self._read_again(read)
                 hook.remove()
             yield
@@ -81,12 +81,12 @@ class FirstReadings:
             self._digests[number - self._kept.start] = digest
 
     def _place(self, position: int) -> int:
-        """The byte of the file at which a position's state begins."""
+        """Return the byte of the file at which a position's state begins."""
         return len(self._header) + position * self._shape[1] * 2
 
     @cached_property
     def _file(self) -> BinaryIO:
-        """Plain writes, not a memory map: a full disk is then an error that can be reported, not a crash."""
+        """The open file. It is no memory map: a full disk is then an error that can be reported, not a crash."""
         if self._path.exists():
             file = cast(BinaryIO, self._path.open("r+b"))
             disk.truncate(file, self._place(self._shape[0]))
@@ -97,15 +97,16 @@ class FirstReadings:
         return file
 
     def kept(self) -> Tensor:
-        """The digests of all that was kept so far, which now survives a crash."""
+        """Fsync what was written so far; return its digests."""
         with telling(self._path):
             disk.sync(self._file)
         return self._digests.clone()
 
     def check(self, kept: Tensor) -> None:
-        """Go on from what an earlier attempt has kept; refused if its states are not there as they were."""
+        """Resume from the digests of an earlier attempt; refused if the states in the file differ from them."""
         self._file.seek(0)
-        whole, others = self._file.read(len(self._header)) == self._header, np.ones(self._shape[0], dtype=bool)
+        whole = self._file.read(len(self._header)) == self._header
+        others = np.ones(self._shape[0], dtype=bool)
         for number, digest in zip(self._kept, kept.tolist(), strict=True):
             found = 0
             for begin, end in self._pieces.bounds(number).tolist():
@@ -123,12 +124,12 @@ class FirstReadings:
         self._digests = kept.clone()
 
     def _bytes(self, begin: int, end: int) -> bytes:
-        """The states of some positions, as they are in the file."""
+        """Return the states of positions as they are in the file."""
         self._file.seek(self._place(begin))
         return self._file.read(self._place(end) - self._place(begin))
 
     def finish(self, batches: int) -> npt.NDArray[np.int64]:
-        """The positions kept in the first `batches` batches, in order."""
+        """Close the file; return the positions whose states were kept in the first `batches` batches, in order."""
         bounds = [self._pieces.bounds(number) for number in self._kept if number < batches]
         if not bounds:
             raise TrainingError(
@@ -140,6 +141,6 @@ class FirstReadings:
 
 
 def drops_out(model: Any) -> bool:
-    """Whether a transformers model uses dropout."""
+    """Return whether a transformers model uses dropout."""
     settings = model.config.to_dict().items()
     return any("drop" in name and isinstance(value, float) and value > 0 for name, value in settings)

@@ -1,11 +1,11 @@
-"""Several processes that train one model, started by a launcher such as torchrun: who they are, how they keep in step.
+"""Several processes that train one model together, started by a launcher such as torchrun.
 
 The first process runs the command; the others wait for its orders (`run/follow.py`) and join in when it trains. Every
 line of a batch belongs to one process. Gradients are *summed*, each process having divided its losses by the tokens of
 all: the sum is the gradient of one process that reads the whole batch, however unequal the shares are.
 
 Decisions (a signal, a stop, a failure) are made together at fixed points, with `agree`, so that no process waits for
-one that has left.
+another one that has ended.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FLAGS = 3  # decisions in one agreement
 
 
 class PeerFailure(TrainingError):
-    """Another process failed or was interrupted; it has said why."""
+    """Another process failed or was interrupted, and has reported why."""
 
 
 class ProcessLost(TrainingError):
-    """A process is gone, or can no longer be reached."""
+    """A process has died or can no longer be reached."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Processes:
 
     rank: int = 0
     count: int = 1
-    words: Any = None  # the group for decisions and small values; it waits long, and uses no GPU
+    group: Any = None  # for decisions and small values; has a long timeout and uses no GPU
 
     @property
     def first(self) -> bool:
@@ -51,7 +51,7 @@ class Processes:
     # -- shares --------------------------------------------------------------------------------------------
 
     def share_of(self, lines: int) -> slice:
-        """The lines of a batch that this process reads: equal shares, to within one line.
+        """Return the lines of a batch that this process reads: equal shares, to within one line.
 
         >>> [Processes(rank, 3).share_of(7) for rank in range(3)]
         [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
@@ -64,38 +64,38 @@ class Processes:
         return begin, begin + each + (rank < more)
 
     def join_lines(self, mine: Tensor, lines: int) -> Tensor:
-        """In the first process, the lines of all; in the others, their own."""
+        """Return the lines of all processes in the first one; the other processes return their own."""
         if self.count == 1:
             return mine
         with _connected():
             if not self.first:
                 if len(mine):
-                    dist.send(mine.cpu().contiguous(), 0, group=self.words)
+                    dist.send(mine.cpu().contiguous(), 0, group=self.group)
                 return mine
             parts = [mine.cpu()]
             for rank in range(1, self.count):
                 begin, end = self._bounds(lines, rank)
                 if end > begin:
                     parts.append(torch.empty(end - begin, *mine.shape[1:], dtype=mine.dtype))
-                    dist.recv(parts[-1], rank, group=self.words)
+                    dist.recv(parts[-1], rank, group=self.group)
         return torch.cat(parts)
 
     # -- tensors -------------------------------------------------------------------------------------------
 
     def equalize(self, model: nn.Module) -> None:
-        """Give every process the weights of the first."""
+        """Give every process the weights of the first one."""
         if self.count > 1:
             with _connected():
                 for tensor in (*model.parameters(), *model.buffers()):
                     dist.broadcast(tensor.data, 0)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add up the gradients of all processes; those that no process has stay None."""
+        """Add up the gradients of all processes. A gradient that no process has stays None."""
         if self.count == 1:
             return
         with _connected():
             used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
-            dist.all_reduce(used, dist.ReduceOp.MAX, group=self.words)
+            dist.all_reduce(used, dist.ReduceOp.MAX, group=self.group)
             for bucket in _buckets([p for p, some in zip(parameters, used.tolist(), strict=True) if some]):
                 grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
                 flat = torch.cat([grad.reshape(-1) for grad in grads])
@@ -106,7 +106,7 @@ class Processes:
     # -- decisions -----------------------------------------------------------------------------------------
 
     def agree(self, number: float = 0.0, flags: Sequence[bool] = ()) -> tuple[float, tuple[bool, ...]]:
-        """The sum of all numbers, and for each flag whether any process raised it; raises if any process failed.
+        """Return the sum of all numbers, and for each flag whether any process set it; raise if any process failed.
 
         >>> Processes().agree(1.5, (True, False))
         (1.5, (True, False))
@@ -123,7 +123,7 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Work that all processes do: it ends when it has ended in all of them, and fails in all if in one."""
+        """Wrap work that all processes do: it ends in all of them together, and an error in one is an error in all."""
         try:
             yield
             self.agree()
@@ -146,22 +146,22 @@ class Processes:
     def _errors(self, mine: str) -> list[str]:
         found: list[Any] = [None] * self.count
         with _connected():
-            dist.all_gather_object(found, mine, group=self.words)
+            dist.all_gather_object(found, mine, group=self.group)
         return [words for words in found if words]
 
     def _sum(self, values: list[float]) -> list[float]:
         tensor = torch.tensor(values, dtype=torch.float64)
         with _connected():
-            dist.all_reduce(tensor, group=self.words)
+            dist.all_reduce(tensor, group=self.group)
         return list(tensor.tolist())
 
     def tell(self, value: Any = None) -> Any:
-        """The small value that the first process gives, in all processes."""
+        """Return, in all processes, the small value that the first one gives."""
         if self.count == 1:
             return value
         box = [value]
         with _connected():
-            dist.broadcast_object_list(box, 0, group=self.words)
+            dist.broadcast_object_list(box, 0, group=self.group)
         return box[0]
 
 
@@ -178,7 +178,7 @@ def _connected() -> Iterator[None]:
 
 
 def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Parameters of one kind, in their order, up to a number of values."""
+    """Yield parameters of one dtype, in their order, up to `BUCKET` values at once."""
     bucket: list[nn.Parameter] = []
     for p in parameters:
         if bucket and (p.dtype != bucket[0].dtype or sum(q.numel() for q in bucket) + p.numel() > BUCKET):
@@ -194,13 +194,13 @@ _here = ALONE
 
 
 def here() -> Processes:
-    """This process; alone unless a launcher started several and `joined` connected them."""
+    """Return this process: the only one, unless a launcher started several and `joined` connected them."""
     return _here
 
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """Connect the processes that a launcher started, on GPUs if there are any; the first one dismisses the others."""
+    """Connect the processes that a launcher started, on GPUs if there are any. The first one ends the others."""
     global _here
     gpus, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
     if local < gpus:

@@ -1,4 +1,4 @@
-"""The plan of a training: the number of steps, the learning rate of each, and when to validate."""
+"""The plan of a training: the number of steps, the learning rate of each step, and when to validate."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gnnlm.config.config_section import Training
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """How long, how fast, and how often to validate.
+    """How many steps, at which rates, and how often to validate.
 
-    `tokens` is about how many tokens a step reads, for the progress line; `section` is the config section that sets the
-    plan, for error messages.
+    `tokens` is about the number of tokens that a step reads, for the progress line. `section` is the config section
+    that sets the plan, for error messages.
     """
 
     config: Training
@@ -24,7 +24,7 @@ class TrainingPlan:
     section: str = "train"
 
     def learning_rate(self, step: int) -> float:
-        """The rate of a step (from 0): linear warm-up, then the chosen decay.
+        """Return the learning rate of a step (from 0): linear warm-up, then the chosen decay.
 
         >>> plan = TrainingPlan(config=Training(lr=1.0, warmup=2), steps=6, schedule="linear")
         >>> [round(plan.learning_rate(step), 2) for step in range(6)]
@@ -41,11 +41,11 @@ class TrainingPlan:
         return lr * (1 - done if self.schedule == "linear" else 1.0)
 
     def validates_after(self, step: int) -> bool:
-        """Whether to validate when this many steps are done."""
+        """Return whether to validate after this many steps."""
         return step % self.config.validate_every == 0 or step == self.steps
 
     def validations_left(self, step: int) -> int:
-        """How many validations come after this many steps.
+        """Return how many validations come after this many steps.
 
         >>> plan = TrainingPlan(config=Training(validate_every=4), steps=10, schedule="linear")
         >>> [plan.validations_left(step) for step in (0, 3, 4, 8, 9, 10)]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during training: held back until the current step is done and saved."""
+"""Ctrl-C and SIGTERM during training, delayed until the current step is done and saved."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NOTICE = b"\nstopping after this step, which will be saved (press Ctrl-C again t
 
 
 class SignalDelay:
-    """Within the block, the first signal only sets `pending`; a second one takes effect at once.
+    """Within the block, a first signal only sets `pending`; a second one takes effect at once.
 
-    Signals reach only the main thread, so in any other thread nothing is held. An ignored signal stays ignored.
-    `quiet`: another process prints the notice.
+    Python delivers signals to the main thread only, so nothing is delayed in other threads. An ignored signal stays
+    ignored. With `quiet`, no notice is printed, because another process prints it.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -38,7 +38,7 @@ class SignalDelay:
         self._restore()
 
     def release(self) -> None:
-        """Deliver a held signal, if there is one."""
+        """Deliver the delayed signal, if there is one."""
         if self.pending is not None:
             self._deliver(self.pending)
 

@@ -12,7 +12,7 @@ from gnnlm.train.processes import here
 
 @contextmanager
 def tensorboard(folder: Path) -> Iterator[Callable[[str, float, int], None]]:
-    """A function that logs (name, value, step) for TensorBoard; without TensorBoard it does nothing.
+    """Yield a function that logs (name, value, step) for TensorBoard; without TensorBoard it does nothing.
 
     Of several processes only the first logs.
     """

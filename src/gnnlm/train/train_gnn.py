@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,7 @@ from gnnlm.train.batches import BlockOrder
 from gnnlm.train.processes import ALONE, Processes
 from gnnlm.train.schedule import TrainingPlan
 from gnnlm.train.training_loop import TrainingSetup, decayed, finish, fit
-from gnnlm.train.training_task import Report, Validation
+from gnnlm.train.training_task import Report, TrainingTask, Validation
 
 VALIDATION_BLOCK = 256
 RESAMPLES = 400  # of the valid documents, for the interval of a validation's change
@@ -65,28 +65,41 @@ class Curriculum:
         return self.phases[bisect_right(self._ends, step % len(self))].k
 
 
+@dataclass(frozen=True)
+class TrainingTexts:
+    """The text to train on, and the text to validate on.
+
+    `places` are the train positions that may be read; by default those of the neighbour table.
+    """
+
+    train: SearchedText
+    valid: SearchedText
+    places: Tensor | None = None
+
+
 @dataclass
-class GnnTask:
-    """Blocks of train positions with their neighbours; k changes with the phase."""
+class GnnTask(TrainingTask):
+    """Blocks of train positions with their neighbours; k changes with the phase of the curriculum.
+
+    `order` numbers the positions that may be read.
+    """
 
     model: GnnModel
     head: Head
     graphs: GraphBuilder
-    train: SearchedText
-    valid: SearchedText
+    texts: TrainingTexts
     order: BlockOrder
     ks: Curriculum
     accumulate: int
     valid_tokens: int
-    places: Tensor | None = None  # the train positions in order's numbering; those of the table if there are no others
-    processes: Processes = field(default=ALONE, init=False)
 
     def start(self, device: torch.device, processes: Processes = ALONE) -> None:
-        self.device, self.head, self.processes = device, self.head.on(device), processes
+        super().start(device, processes)
+        self.head = self.head.on(device)
 
     def tokens(self, step: int) -> int:
         lines = (self.order(step * self.accumulate + part) for part in range(self.accumulate))
-        return sum(int((self.train.text.tokens(self._positions(some)) >= 0).sum()) for some in lines)
+        return sum(int((self.texts.train.text.tokens(self._positions(some)) >= 0).sum()) for some in lines)
 
     def loss(self, step: int, part: int) -> Tensor:
         lines_BT = self.order(step * self.accumulate + part)
@@ -99,28 +112,27 @@ class GnnTask:
         with torch.autocast(self.device.type, enabled=False):  # the softmax stays in full precision
             return -self.head.target_log_probs(states_BTD[real].float(), targets[real]).sum()
 
-    def keep(self) -> None:
-        pass
-
     def _batch(self, lines_BT: Tensor, k: int) -> tuple[Graph, Tensor]:
-        """The graph and the targets of lines of the training table."""
-        positions_BT = self._positions(lines_BT)
-        graph = self.graphs(self.train.context(positions_BT), self.train.table.at(positions_BT, k))
-        return graph.to(self.device), self.train.text.tokens(positions_BT).to(self.device)
+        """Return the graph and the targets of lines of a batch."""
+        train, positions_BT = self.texts.train, self._positions(lines_BT)
+        graph = self.graphs(train.context(positions_BT), train.table.at(positions_BT, k))
+        return graph.to(self.device), train.text.tokens(positions_BT).to(self.device)
 
     def _positions(self, lines: Tensor) -> Tensor:
-        return self.train.table.positions(lines) if self.places is None else self.places[lines]
+        places = self.texts.places
+        return self.texts.train.table.positions(lines) if places is None else places[lines]
 
     def validate(self, step: int, report: Report) -> Validation:
-        """Mean negative log-probability on the first valid positions, of the base model and of the GNN.
+        """Return the mean negative log-probability on the first valid positions, of the base model and of the GNN.
 
-        With the 95% interval of the change between the two, if the positions are of more than one document.
+        If the positions are of more than one document, the history also gets the 95% interval of the change.
         """
-        positions = torch.arange(min(self.valid_tokens, len(self.valid.text)))
-        sums, gains = self._losses(self.valid, positions, VALIDATION_BLOCK, report)
+        valid = self.texts.valid
+        positions = torch.arange(min(self.valid_tokens, len(valid.text)))
+        sums, gains = self._losses(valid, positions, VALIDATION_BLOCK, report)
         base, gnn = (sums[name] / sums["tokens"] for name in ("base", "gnn"))
         words = f"valid perplexity {perplexity(gnn):.3f} (base {perplexity(base):.3f})"
-        document = self.valid.text.document_of(positions[self.valid.text.tokens(positions) >= 0]).numpy()
+        document = valid.text.document_of(positions[valid.text.tokens(positions) >= 0]).numpy()
         losses = {"valid_base": base, "valid_gnn": gnn}
         interval = change_interval(gains, document, RESAMPLES, 0)
         if interval is not None and np.isfinite(interval).all():
@@ -128,19 +140,20 @@ class GnnTask:
         return Validation(gnn, losses, words)
 
     def train_losses(self) -> dict[str, float]:
-        """The same two losses on blocks spread over the training text, each from nothing carried."""
+        """Return the same two losses on blocks spread over the training text, each read without a carry."""
         total: Counter[str] = Counter()
         for lines_T in self._sample:
-            total.update(self._losses(self.train, self._positions(lines_T), len(lines_T))[0])
+            total.update(self._losses(self.texts.train, self._positions(lines_T), len(lines_T))[0])
         return {f"train_{name}": total[name] / max(1, total["tokens"]) for name in ("base", "gnn")}
 
     def _losses(
         self, text: SearchedText, positions: Tensor, block: int, report: Report = lambda done, total: None
     ) -> tuple[dict[str, float], Floats]:
-        """Summed negative log-probabilities of the base model and of the GNN, the number of tokens; each one's gain."""
+        """Return the summed losses of base model and GNN with the number of tokens, and the gain of each token."""
         predictor = Predictor(self.head, self.graphs, self.model, self.ks[-1], {})
-        sums, done = {"base": 0.0, "gnn": 0.0, "tokens": 0.0}, 0
+        sums = {"base": 0.0, "gnn": 0.0, "tokens": 0.0}
         gains = []
+        done = 0
         for positions_N, prediction in text.predictions(predictor, block, ("base", "gnn"), positions):
             targets_N = text.text.tokens(positions_N).to(self.device)
             real = targets_N >= 0
@@ -155,25 +168,19 @@ class GnnTask:
 
     @cached_property
     def _sample(self) -> Tensor:
-        return sampled_lines(self.order, min(self.valid_tokens, len(self.valid.text)))
+        return sampled_lines(self.order, min(self.valid_tokens, len(self.texts.valid.text)))
 
     def note(self, step: int) -> str:
         return f"k {self.ks[step]}"
 
-    def save(self, path: Path) -> None:
-        self.model.save(path / "model.safetensors")
-
-    def carried(self) -> dict[str, Tensor]:
-        return {}
-
-    def carry(self, tensors: dict[str, Tensor]) -> None:
-        pass
+    def save(self, folder: Path) -> None:
+        self.model.save(folder / "model.safetensors")
 
 
 def sampled_lines(order: BlockOrder, scored: int) -> Tensor:
-    """The training text that is scored at each validation, [blocks, block]; little, so that it adds little time.
+    """Return the lines of training text that are scored at each validation, [blocks, block].
 
-    `scored` is how many valid tokens are.
+    There are few beside the `scored` valid tokens, so that they add little time.
     """
     tokens = max(1, min(SAMPLE_TOKENS, int(SAMPLE_SHARE * scored), order.positions))
     block = min(order.block, tokens)
@@ -186,50 +193,23 @@ def block_order(config: TrainConfig, positions: int, seed: int) -> BlockOrder:
 
 
 def read_lines(order: BlockOrder, batches: int, scored: int) -> Tensor:
-    """Which of the positions that it may read a training of so many batches reads, or scores at its validations."""
+    """Return which positions a training of so many batches reads or scores, among those that it may read, [N]."""
     read_N = order.read(batches)
     read_N[sampled_lines(order, scored)] = True
     return read_N
 
 
-@dataclass(frozen=True)
-class TrainingTexts:
-    """The text that is trained on, and the text that is validated on.
-
-    `places` are the train positions that may be read, where the table does not have all of them.
-    """
-
-    train: SearchedText
-    valid: SearchedText
-    places: Tensor | None = None
-
-
 def train_gnn(
-    fitting: TrainingSetup, model: GnnModel, head: Head, graphs: GraphBuilder, texts: TrainingTexts, config: TrainConfig
+    setup: TrainingSetup, model: GnnModel, head: Head, graphs: GraphBuilder, texts: TrainingTexts, config: TrainConfig
 ) -> Artifact:
     """Train on the positions with neighbours, validate, and keep the best step."""
     ks, places, queried = Curriculum(config.curriculum), texts.places, texts.train.table.queried
-    order = block_order(config, len(texts.train.table if places is None else places), fitting.seed)
+    order = block_order(config, len(texts.train.table if places is None else places), setup.seed)
     if places is not None and queried is not None and len(queried) < len(places):
         scored = min(config.valid_tokens, len(texts.valid.text))
         read_N = read_lines(order, len(ks) * config.accumulate, scored)
         assert bool(torch.isin(places[read_N], queried).all()), "a position without neighbours would be read"
-    plan = TrainingPlan(
-        config=config,
-        steps=len(ks),
-        schedule=config.schedule,
-        tokens=config.block * config.batch_blocks * config.accumulate,
-    )
-    task = GnnTask(
-        model=model,
-        head=head,
-        graphs=graphs,
-        train=texts.train,
-        valid=texts.valid,
-        order=order,
-        ks=ks,
-        accumulate=config.accumulate,
-        valid_tokens=config.valid_tokens,
-        places=places,
-    )
-    return finish(fitting, fit(fitting, task, make_optimizer(model, config), plan))
+    tokens = config.block * config.batch_blocks * config.accumulate
+    plan = TrainingPlan(config=config, steps=len(ks), schedule=config.schedule, tokens=tokens)
+    task = GnnTask(model, head, graphs, texts, order, ks, config.accumulate, config.valid_tokens)
+    return finish(setup, task, plan, fit(setup, task, make_optimizer(model, config), plan))

@@ -1,7 +1,7 @@
-"""Training a base model on its corpus, from scratch or from a pretrained one.
+"""Training a base model on its corpus, from scratch or from a pretrained model.
 
-If the LM reads on from document to document, the data is one long text: in blocks, or in lanes for a model with
-memory. Otherwise every document is read separately.
+If the LM reads on from document to document, the data is one long text, in blocks, or in lanes for a model with memory.
+Otherwise every document is read separately.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from gnnlm.lm.transformer_xl import TransformerXL
 from gnnlm.predict.predictor import perplexity
 from gnnlm.train.batches import IGNORED, Lanes, StartToken, TextBlocks, TextPieces, Tokens
 from gnnlm.train.first_readings import FirstReadings
-from gnnlm.train.processes import ALONE, Processes
 from gnnlm.train.schedule import TrainingPlan
 from gnnlm.train.training_loop import TrainingSetup, decayed, finish, fit
-from gnnlm.train.training_task import Report, Validation
+from gnnlm.train.training_task import Report, TrainingTask, Validation
 
 Batches = TextBlocks | Lanes | TextPieces
 
 
 @dataclass(frozen=True)
 class ValidText:
-    """The held-out text: the number of batches, and the tokens in them."""
+    """The held-out text, in batches: how many, and how many tokens they have."""
 
     batches: Batches
     count: int
@@ -46,13 +45,15 @@ class ValidText:
 
 
 class LossFunction(Protocol):
-    """Negative log-probabilities of the wanted tokens that are scored, [N], and what the next segment needs."""
+    """A function that computes the losses of a kind of model."""
 
-    def __call__(self, model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]: ...
+    def __call__(self, model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]:
+        """Return negative log-probabilities of the wanted tokens, [N], and what the next segment needs."""
+        ...
 
 
 def native_losses(model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]:
-    """The losses of native models."""
+    """Compute the losses of native models; see `LossFunction`."""
     out = model(read, past)
     real = wanted != IGNORED
     head: Any = model.head
@@ -60,15 +61,15 @@ def native_losses(model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> 
 
 
 def hf_losses(model: nn.Module, read: Tensor, wanted: Tensor, past: Any) -> tuple[Tensor, Any]:
-    """The losses of transformers models."""
+    """Compute the losses of transformers models; see `LossFunction`."""
     logits = model(input_ids=read, use_cache=False).logits
     real = wanted != IGNORED
     return F.cross_entropy(logits[real].float(), wanted[real], reduction="none"), None
 
 
 @dataclass
-class LMTask:
-    """Next-token prediction."""
+class LMTask(TrainingTask):
+    """Next-token prediction; a model with memory carries `past` from segment to segment."""
 
     model: nn.Module
     batches: Batches
@@ -79,10 +80,6 @@ class LMTask:
     bits: bool = False  # report bits per byte, not perplexity
     readings: FirstReadings | None = None  # keeps the states of batches that are read for the first time
     past: Any = field(default=None, init=False)
-    processes: Processes = field(default=ALONE, init=False)
-
-    def start(self, device: torch.device, processes: Processes = ALONE) -> None:
-        self.device, self.processes = device, processes
 
     def tokens(self, step: int) -> int:
         return sum(self.batches.wanted(step * self.accumulate + part) for part in range(self.accumulate))
@@ -101,7 +98,7 @@ class LMTask:
             self.past = None
         return losses.sum()
 
-    def keep(self) -> None:
+    def step_done(self) -> None:
         if self.readings is not None:
             self.readings.keep(self.processes)
 
@@ -116,19 +113,12 @@ class LMTask:
             count += len(losses)
             report(count, self.valid.tokens)
         loss = total / count
-        words = f"valid perplexity {perplexity(loss):.3f}"
-        if self.bits:
-            words = f"valid {loss / math.log(2):.4f} bits per byte"
+        bits = f"valid {loss / math.log(2):.4f} bits per byte"
+        words = bits if self.bits else f"valid perplexity {perplexity(loss):.3f}"
         return Validation(loss, {"valid_base": loss}, words)
 
-    def train_losses(self) -> dict[str, float]:
-        return {}
-
-    def note(self, step: int) -> str:
-        return ""
-
-    def save(self, path: Path) -> None:
-        self.save_to(path)
+    def save(self, folder: Path) -> None:
+        self.save_to(folder)
 
     def carried(self) -> dict[str, Tensor]:
         if self.readings is not None and self.processes.first:
@@ -146,13 +136,13 @@ class LMTask:
 
 
 def documents(stream: Stream, leave_out: set[int] | None = None) -> Tokens:
-    """Where each document's tokens begin and end, [documents, 2], without the documents to leave out."""
+    """Return where the tokens of each document begin and end, [documents, 2], without the documents to leave out."""
     bounds: Tokens = np.stack([stream.starts[:-1], stream.starts[1:] - 1], axis=1)
     return np.delete(bounds, sorted(leave_out or ()), axis=0)
 
 
 def text_batches(text: Tokens, start: int, config: FitConfig, segment: int | None, seed: int) -> Batches:
-    """One long text to train on: in lanes of segments for a model with memory, else in blocks."""
+    """Cut one long text to train on: into lanes of segments for a model with memory, otherwise into blocks."""
     if segment is not None:
         segment = min(segment, len(text))
         return Lanes(text, start, segment, max(1, min(config.batch_tokens, len(text)) // segment))
@@ -162,7 +152,10 @@ def text_batches(text: Tokens, start: int, config: FitConfig, segment: int | Non
 def valid_text(
     stream: Stream, start: StartToken, config: FitConfig, continuous: bool = False, segment: int | None = None
 ) -> ValidText:
-    """The first valid tokens; as one text where it is `continuous`, in segments for a model with memory."""
+    """Return the first valid tokens, document by document, or as one text if `continuous`.
+
+    `segment` is the length of the segments of a model with memory, which reads one text in any case.
+    """
     if segment is not None:
         text = stream.text()[: config.valid_tokens]
         lanes = Lanes(text, start.token, min(segment, len(text)), 1)
@@ -191,17 +184,17 @@ def adam(trained: list[nn.Parameter], config: FitConfig) -> torch.optim.Optimize
 
 
 def train_native(
-    fitting: TrainingSetup, model: NativeModel, vocabulary: Vocabulary, streams: dict[str, Stream], lm: LMConfig
+    setup: TrainingSetup, model: NativeModel, vocabulary: Vocabulary, streams: dict[str, Stream], lm: LMConfig
 ) -> Artifact:
     """Train a native model on its corpus; the artifact is a directory that `load_lm` reads."""
     config, start, stream = lm.train, StartToken(vocabulary.start), streams["train"]
     segment = model.options.segment if isinstance(model, TransformerXL) and lm.continuous else None
     batches: Batches
     if lm.continuous:
-        batches = text_batches(stream.text(), start.token, config, segment, fitting.seed)
+        batches = text_batches(stream.text(), start.token, config, segment, setup.seed)
     else:
         bounds = documents(stream)
-        batches = TextPieces(stream.tokens, bounds, start, config.block, config.batch_tokens, fitting.seed)
+        batches = TextPieces(stream.tokens, bounds, start, config.block, config.batch_tokens, setup.seed)
 
     def save(folder: Path) -> None:
         NativeLM(copy.deepcopy(model), vocabulary).save(folder)
@@ -223,4 +216,5 @@ def train_native(
         label="lm",
         section="lm.train",
     )
-    return finish(fitting, fit(fitting, task, native_optimizer(model, config), plan), {"kind": "scratch"})
+    record = fit(setup, task, native_optimizer(model, config), plan)
+    return finish(setup, task, plan, record, {"kind": "scratch"})

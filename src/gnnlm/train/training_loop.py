@@ -1,11 +1,11 @@
 """The one training loop: for the graph network, for base models, for fine-tuning.
 
-Every step is a function of (seed, step, weights, optimizer state, what the task carries): the step seeds data order
-and dropout, the schedule is a formula. A checkpoint is therefore these tensors and a step number, and a training that
-was interrupted ends with the same weights as one that was not.
+Every step is a function of the seed, its number, the weights, the optimizer's state and what the task carries: the step
+seeds data order and dropout, and the schedule is a formula. So a checkpoint is these tensors and a step number, and an
+interrupted training ends with the same weights as an uninterrupted one.
 
-Several processes (`processes.py`) go through this loop in step. Each reads its lines of every batch and makes the same
-update; only the first validates, writes and speaks.
+Several processes (`processes.py`) go through this loop together. Each reads its lines of every batch and makes the same
+update; only the first validates, writes files and prints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,21 +25,21 @@ from gnnlm.artifact import Artifact, Draft, disk
 from gnnlm.errors import Interrupted, TrainingError
 from gnnlm.progress import Track, clock, say, warn
 from gnnlm.stage import BuildContext
-from gnnlm.train.checkpoints import Checkpoints, Entry, TrainingRecord, best_folder
+from gnnlm.train.checkpoints import Checkpoints, TrainingRecord, best_folder
 from gnnlm.train.processes import Processes, here
 from gnnlm.train.schedule import TrainingPlan
 from gnnlm.train.signals import SignalDelay
 from gnnlm.train.training_task import Log, TrainingTask, Validation
 
-CHECKPOINT_SECONDS = 600.0  # a crash loses no more than this, however far apart validations are
+CHECKPOINT_SECONDS = 600.0  # a crash loses no more work than this, however far apart validations are
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
     """Where a training is stored, and how it runs and stops.
 
-    If a file appears at `stop_file`, training ends after the current step and keeps the best step so far; `finish` ends
-    it before the next step.
+    If a file appears at `stop_file`, training ends after the current step and keeps the best step so far. With
+    `finish`, an interrupted training ends without another step.
     """
 
     draft: Draft
@@ -63,68 +63,62 @@ def training_setup(context: BuildContext, draft: Draft, log: Log, device: str) -
     )
 
 
-@dataclass(frozen=True)
-class TrainingResult:
-    """A finished training: the folder of its best step, its validations, and facts about it."""
-
-    best: Path
-    history: list[Entry]
-    facts: dict[str, Any]
-
-
 def fit(
-    fitting: TrainingSetup, task: TrainingTask, optimizer: torch.optim.Optimizer, plan: TrainingPlan
-) -> TrainingResult:
-    """Train, validate and keep the best step; resumes from the draft's last checkpoint."""
-    record = TrainingRecord.of(fitting.draft)
-    if fitting.finish:
-        if not fitting.draft.resumed:
+    setup: TrainingSetup, task: TrainingTask, optimizer: torch.optim.Optimizer, plan: TrainingPlan
+) -> TrainingRecord:
+    """Train, validate and keep the best step, resuming from the draft's last checkpoint."""
+    record = TrainingRecord.of(setup.draft)
+    if setup.finish:
+        if not setup.draft.resumed:
             raise TrainingError("there is no half-done training to finish; train first, without --finish")
         record.stopped = record.checkpoint
     else:
-        _TrainingLoop(fitting, task, optimizer, plan, record).run()
+        _TrainingLoop(setup, task, optimizer, plan, record).run()
     if record.stopped is not None:
-        _tell_stopped(plan, record, record.stopped)
-    return TrainingResult(best_folder(fitting.draft, record), record.history, _facts(record, plan, task.model))
+        best = record.best["step"]
+        done = f"stopped at step {record.stopped} of {plan.steps}, as you asked"
+        say(f"{plan.label}: {done}; keeping step {best}, the best so far")
+        if best == 0:
+            warn(f"{plan.label}: no validated step was better than the untrained model, so the untrained model is kept")
+    return record
 
 
 def finish(
-    fitting: TrainingSetup, fitted: TrainingResult, facts: dict[str, Any] | None = None, beside: Sequence[str] = ()
+    setup: TrainingSetup,
+    task: TrainingTask,
+    plan: TrainingPlan,
+    record: TrainingRecord,
+    facts: Mapping[str, Any] | None = None,
+    beside: Sequence[str] = (),
 ) -> Artifact:
-    """Make the best step's files the artifact, together with other files of the draft; only in the first process."""
-    draft = fitting.draft
-    if not fitting.processes.first:
+    """Make the best step's files the artifact, with other files of the draft `beside` them.
+
+    Only the first process writes it.
+    """
+    draft = setup.draft
+    if not setup.processes.first:
         return draft.finish({}, files=())
-    names = [path.name for path in sorted(fitted.best.iterdir())]
+    best = best_folder(draft, record)
+    names = [path.name for path in sorted(best.iterdir())]
     for name in names:
-        disk.copy(fitted.best / name, draft.file(name))
-    draft.write_text("history.json", json.dumps(fitted.history, indent=1))
-    return draft.finish({**fitted.facts, **(facts or {})}, files=(*names, "history.json", *beside))
-
-
-def _tell_stopped(plan: TrainingPlan, record: TrainingRecord, step: int) -> None:
-    best = record.best["step"]
-    say(f"{plan.label}: stopped at step {step} of {plan.steps}, as you asked; keeping step {best}, the best so far")
-    if best == 0:
-        warn(f"{plan.label}: no validated step was better than the untrained model, so the untrained model is kept")
-
-
-def _facts(record: TrainingRecord, plan: TrainingPlan, model: nn.Module) -> dict[str, Any]:
-    stopped = {} if record.stopped is None else {"stopped_by_user_at": record.stopped}
-    return {
+        disk.copy(best / name, draft.file(name))
+    draft.write_text("history.json", json.dumps(record.history, indent=1))
+    all_facts = {
         "best_step": record.best["step"],
         "best_valid_loss": record.best["loss"],
         "steps_planned": plan.steps,
         "steps_done": record.checkpoint,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": sum(p.numel() for p in task.model.parameters()),
         "seconds": record.seconds,
         "validation_seconds": record.validation_seconds,
-        **stopped,
     }
+    if record.stopped is not None:
+        all_facts["stopped_by_user_at"] = record.stopped
+    return draft.finish({**all_facts, **(facts or {})}, files=(*names, "history.json", *beside))
 
 
 class _SignalPending(Exception):
-    """Leaves a validation when a signal is pending."""
+    """Ends a validation early because a signal is pending."""
 
 
 class _TrainingLoop:
@@ -132,27 +126,28 @@ class _TrainingLoop:
 
     def __init__(
         self,
-        fitting: TrainingSetup,
+        setup: TrainingSetup,
         task: TrainingTask,
         optimizer: torch.optim.Optimizer,
         plan: TrainingPlan,
         record: TrainingRecord,
     ) -> None:
-        self.fitting, self.task, self.plan, self.record = fitting, task, plan, record
-        self.processes, self.optimizer = fitting.processes, optimizer
-        self.device = _device(fitting.cpu)
+        self.setup, self.task, self.optimizer, self.plan, self.record = setup, task, optimizer, plan, record
+        self.processes = setup.processes
+        self.device = _device(setup.cpu)
         task.start(self.device, self.processes)
         task.model.to(self.device)
         self.trained = [p for p in task.model.parameters() if p.requires_grad]
+        self.checkpoints = Checkpoints(setup.draft, task, optimizer, record)
         self.signals = SignalDelay(quiet=not self.processes.first)
 
     def run(self) -> None:
         plan, record = self.plan, self.record
         start = self._begin()
-        self._begin_stopping()
+        self._announce_stop_file()
         with self.signals, Track(plan.label, plan.steps * plan.tokens, "tokens", start * plan.tokens) as self.track:
             self.began, self.seconds_before = time.monotonic(), record.seconds
-            self.track.later = plan.validations_left(start) * record.a_validation
+            self.track.later = plan.validations_left(start) * record.seconds_a_validation
             saved = 0.0
             if plan.validates_after(start) and not record.validated(start):
                 self._validate(start)
@@ -165,7 +160,8 @@ class _TrainingLoop:
                 if validates:
                     self._validate(step + 1)
                 late = not validates and self.track.seconds - saved > CHECKPOINT_SECONDS
-                late, signalled, stopped = self._decide(late, self.signals.pending is not None, self._asked_to_stop())
+                flags = late, self.signals.pending is not None, self._stop_requested()
+                _, (late, signalled, stopped) = self.processes.agree(flags=flags)
                 if late:
                     self._save(step + 1)
                 if late or validates:
@@ -179,14 +175,13 @@ class _TrainingLoop:
             self.track.advance(0, note=f"plus {clock(record.validation_seconds)} of validation")
 
     def _begin(self) -> int:
-        """Give all processes the weights and the record of the last checkpoint, if there is one; the steps done."""
+        """Give all processes the weights and the record of the last checkpoint, if any; return the steps done."""
         self.processes.agree()  # every process has its model and its text
-        draft, record = self.fitting.draft, self.record
+        draft, record = self.setup.draft, self.record
         folder, known = self.processes.tell((draft.folder if draft.resumed else None, asdict(record)))
         for name, value in known.items():
             setattr(record, name, value)
         record.stopped = None
-        self.checkpoints = Checkpoints(draft, self.task, self.optimizer, record)
         if folder is not None:
             self.checkpoints.restore(folder)
             say(f"{self.plan.label}: resuming from step {record.checkpoint}")
@@ -194,14 +189,12 @@ class _TrainingLoop:
         self.processes.equalize(self.task.model)
         return record.checkpoint if folder is not None else 0
 
-    def _decide(self, *flags: bool) -> tuple[bool, ...]:
-        return self.processes.agree(flags=flags)[1]
-
     def _step(self, step: int) -> None:
         config, task = self.plan.config, self.task
-        torch.manual_seed(self.fitting.seed * 1_000_003 + step + (self.processes.rank << 40))
+        torch.manual_seed(self.setup.seed * 1_000_003 + step + (self.processes.rank << 40))
         task.model.train()
-        tokens, value = task.tokens(step), 0.0
+        tokens = task.tokens(step)
+        value = 0.0
         for part in range(config.accumulate):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 loss = task.loss(step, part) / tokens
@@ -218,14 +211,14 @@ class _TrainingLoop:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        task.keep()
-        self.record.step_done(value)
+        task.step_done()
+        self.record.add_step(value)
         for name, number in (("loss", value), ("gradient_norm", float(norm)), ("learning_rate", rate)):
-            self.fitting.log(f"train/{name}", number, step + 1)
+            self.setup.log(f"train/{name}", number, step + 1)
         self.track.advance(self.plan.tokens, note=f"loss {self.record.loss:.3f} {task.note(step)}".rstrip())
 
     def _validate(self, step: int) -> None:
-        """Validate, record the result and save; after a signal, the next attempt repeats the validation."""
+        """Validate, record the result and save. If a signal comes, the next attempt repeats the validation."""
         plan, record = self.plan, self.record
         began = time.monotonic()
         found = self._validation(step) if self.processes.first else Validation(0.0, {}, "")
@@ -237,15 +230,15 @@ class _TrainingLoop:
             raise self._diverged(f"the validation loss is {loss}", step)
         better = record.add(step, loss, found.history)
         record.validation_seconds += time.monotonic() - began
-        self.track.later = plan.validations_left(step) * record.a_validation
+        self.track.later = plan.validations_left(step) * record.seconds_a_validation
         for name, value in found.history.items():
-            self.fitting.log(name.replace("_", "/", 1), value, step)
-        say(f"{plan.label}: step {step}/{plan.steps}, {found.words}"
-            + ("" if better else f", best was step {record.best['step']}"))  # fmt: skip
+            self.setup.log(name.replace("_", "/", 1), value, step)
+        worse = "" if better else f", best was step {record.best['step']}"
+        say(f"{plan.label}: step {step}/{plan.steps}, {found.words}{worse}")
         self._save(step)
 
     def _validation(self, step: int) -> Validation | None:
-        """The losses on held-out text; None if a signal came."""
+        """Return the losses on held-out text; None if a signal came."""
         self.task.model.eval()
         with self.track.paused(), Track(f"{self.plan.label}, validation", 0, "tokens", brief=True) as track:
 
@@ -271,7 +264,7 @@ class _TrainingLoop:
             self.record.checkpoint = step
 
     def _obey_signals(self, step: int) -> None:
-        """Save the step, and deliver the signal; a process that got none leaves with the one that did."""
+        """Save the step and deliver the signal; a process without a signal ends with the one that got it."""
         if self.record.history:  # before the first validation there is nothing to save
             if self.record.checkpoint != step:
                 self._save(step)
@@ -280,14 +273,14 @@ class _TrainingLoop:
             raise Interrupted
         self.signals.release()
 
-    def _begin_stopping(self) -> None:
-        file = self.fitting.stop_file
+    def _announce_stop_file(self) -> None:
+        file = self.setup.stop_file
         if file is not None and self.processes.first:
             disk.remove_file(file)  # left over from another training
             say(f"{self.plan.label}: to stop early with the best step so far, create the file {file}")
 
-    def _asked_to_stop(self) -> bool:
-        file = self.fitting.stop_file
+    def _stop_requested(self) -> bool:
+        file = self.setup.stop_file
         if file is None or not self.processes.first or not file.exists():
             return False
         disk.remove_file(file)
@@ -303,13 +296,15 @@ class _TrainingLoop:
 
 
 def _device(cpu: bool) -> torch.device:
-    """The CPU, or the accelerator of this process where there is one."""
+    """Return the accelerator of this process, or the CPU if there is none or `cpu` is set."""
     found = None if cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
-    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
+    if found is None:
+        return torch.device("cpu")
+    return torch.device(found.type, torch.accelerator.current_device_index())
 
 
 def decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Groups for an optimizer: matrices decay, vectors do not."""
+    """Return groups for an optimizer: matrices decay, vectors do not."""
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from gnnlm.train.processes import Processes
+from gnnlm.train.processes import ALONE, Processes
 
 Log = Callable[[str, float, int], None]  # name, value, step
 Report = Callable[[int, int], None]  # tokens done, of how many
@@ -25,44 +25,47 @@ class Validation:
     words: str
 
 
-class TrainingTask(Protocol):
+class TrainingTask(ABC):
     """A model, its data and its loss."""
 
-    @property
-    def model(self) -> nn.Module: ...
+    model: nn.Module
+    processes: Processes = ALONE
+    device = torch.device("cpu")
 
-    def start(self, device: torch.device, processes: Processes) -> None:
+    def start(self, device: torch.device, processes: Processes = ALONE) -> None:
         """Move everything but the model to the device, and read the share of this process from now on."""
+        self.device, self.processes = device, processes
 
+    @abstractmethod
     def tokens(self, step: int) -> int:
-        """How many tokens a step predicts, in all its parts and in all processes."""
-        ...
+        """Return how many tokens a step predicts, in all its parts and in all processes."""
 
+    @abstractmethod
     def loss(self, step: int, part: int) -> Tensor:
-        """The loss of this process's lines of a part of a step's batch, summed over their tokens."""
-        ...
+        """Return the loss of this process's lines of a part of a step's batch, summed over their tokens."""
 
-    def keep(self) -> None:
-        """Keep what the step has left beside its gradients; called when the step went well in every process."""
-
+    @abstractmethod
     def validate(self, step: int, report: Report) -> Validation:
-        """The losses on held-out text; calls `report` as it goes."""
-        ...
+        """Return the losses on held-out text, calling `report` along the way."""
 
-    def train_losses(self) -> dict[str, float]:
-        """Losses on a small fixed sample of the training text, for the history; may be empty."""
-        ...
-
-    def note(self, step: int) -> str:
-        """A short note about the step, for the progress line."""
-        ...
-
-    def save(self, path: Path) -> None:
+    @abstractmethod
+    def save(self, folder: Path) -> None:
         """Write the files of the best step into a folder of their own."""
 
-    def carried(self) -> dict[str, Tensor]:
-        """Tensors other than the weights that the next step depends on, in the first process of all processes."""
-        ...
+    def step_done(self) -> None:  # noqa: B027  most tasks have nothing to do
+        """Keep what the step has left besides its gradients. Called after every step, if no process has failed."""
 
-    def carry(self, tensors: dict[str, Tensor]) -> None:
+    def train_losses(self) -> dict[str, float]:
+        """Return losses on a small fixed sample of the training text, for the history."""
+        return {}
+
+    def note(self, step: int) -> str:
+        """Return a short note about the step, for the progress line."""
+        return ""
+
+    def carried(self) -> dict[str, Tensor]:
+        """Return tensors besides the weights that the next step depends on; the first process returns those of all."""
+        return {}
+
+    def carry(self, tensors: dict[str, Tensor]) -> None:  # noqa: B027  most tasks carry nothing
         """Restore what `carried` returned."""
