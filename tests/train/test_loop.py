@@ -179,8 +179,8 @@ def test_released_and_paper_presets_train(tiny_run: Run, tmp_path: Any) -> None:
         head, graphs = tiny_run.snapshot.head, tiny_run.snapshot.graphs
         model = GnnModel(resolve_options(config.gnn, head.width), head)
         with Draft(tmp_path / preset, "train", {}) as draft:
-            fitting = TrainingSetup(draft, seed=0, cpu=True)
-            made = train_gnn(fitting, model, head, graphs, texts(tiny_run), run.config.train)
+            setup = TrainingSetup(draft, seed=0, cpu=True)
+            made = train_gnn(setup, model, head, graphs, texts(tiny_run), run.config.train)
         history = json.loads((made.path / "history.json").read_text())
         assert history[-1]["valid_gnn"] < history[0]["valid_gnn"]  # it learns, wherever it starts
         if preset == "paper":  # which starts as the base model

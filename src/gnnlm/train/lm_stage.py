@@ -66,7 +66,7 @@ class LMStage(Stage):
         if device.index is not None and here().count == 1:  # of several processes, each has its own
             torch.cuda.set_device(device)
         with tensorboard(snapshot.root / "tensorboard" / "lm") as log:
-            fitting = training_setup(context, draft, log, config.device)
+            setup = training_setup(context, draft, log, config.device)
             if config.model != SCRATCH:
                 model = snapshot.source_lm
                 if not isinstance(model, HFModel):
@@ -74,13 +74,13 @@ class LMStage(Stage):
                         "lm.finetune works with Hugging Face models only; to train a native model, set lm.model to "
                         "scratch"
                     )
-                return finetune_hf(fitting, model, snapshot.streams, config.finetune)
+                return finetune_hf(setup, model, snapshot.streams, config.finetune)
             vocabulary = load_vocabulary(snapshot.artifact("corpus").path)
             assert vocabulary is not None
             torch.manual_seed(context.config.seed)
             native = build_model(config.architecture, len(vocabulary))
             warn_of_positions(config)
-            return train_native(fitting, native, vocabulary, snapshot.streams, config)
+            return train_native(setup, native, vocabulary, snapshot.streams, config)
 
     def load_source(self, snapshot: Snapshot) -> BaseLM:
         """Load the model that the config names."""

@@ -60,9 +60,9 @@ class TrainStage(Stage):
         model = GnnModel(resolve_options(config.gnn, snapshot.head.width, unit, best), snapshot.head)
         model.checkpoint = config.train.checkpoint
         with tensorboard(context.curves) as log:
-            fitting = training_setup(context, draft, log, config.train.device)
+            setup = training_setup(context, draft, log, config.train.device)
             texts = TrainingTexts(train, valid, torch.from_numpy(snapshot.train_positions))
-            return train_gnn(fitting, model, snapshot.head, snapshot.graphs, texts, config.train)
+            return train_gnn(setup, model, snapshot.head, snapshot.graphs, texts, config.train)
 
     def train_positions_read(self, snapshot: Snapshot, search_inputs: Mapping[str, Any]) -> Ids | None:
         from gnnlm.retrieval.search_stage import BATCHES
