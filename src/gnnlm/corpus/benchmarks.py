@@ -72,7 +72,7 @@ HUB = {  # on the hub: repository, configuration, and whether only the hub's con
 
 
 def read_benchmark(name: str, folder: Path | None, files: dict[str, Path] | None = None) -> SplitDocuments:
-    """The splits of a benchmark: from a folder of official files, from one file per split, or from the hub."""
+    """Return the splits of a benchmark: from a folder of official files, from one file per split, or from the hub."""
     benchmark = BENCHMARKS[name]
     if name == "enwik8":
         return _enwik8(folder, files)
@@ -94,7 +94,7 @@ def read_benchmark(name: str, folder: Path | None, files: dict[str, Path] | None
 
 
 def benchmark_fingerprint(name: str, files: dict[str, Path] | None) -> str:
-    """A published benchmark is identified by its name, wherever it is; other files by their content."""
+    """Return the name of a published benchmark, wherever its files are, or a digest of other files."""
     if files is None:
         return f"{name} as published"
     digest = hashlib.sha256()
@@ -141,7 +141,7 @@ def _compare(benchmark: Benchmark, split: str, number: int, counted: _TextCounts
 
 
 def _articles(lines: Iterator[str]) -> Iterator[Document]:
-    """Articles, named by their titles; every line belongs to an article."""
+    """Yield articles, named by their titles; every line belongs to an article."""
     name, kept, blank = "", list[str](), True
     for line in lines:
         title = TITLE.match(line) if blank else None
@@ -157,7 +157,7 @@ def _articles(lines: Iterator[str]) -> Iterator[Document]:
 
 
 def _sentences(lines: Iterator[str]) -> Iterator[Document]:
-    """Every line is a document of its own: the sentences were shuffled."""
+    """Yield every line as a document of its own: the sentences were shuffled."""
     for number, line in enumerate(lines, start=1):
         yield Document(f"sentence {number}", line)
 
@@ -182,7 +182,7 @@ def _file_lines(paths: list[Path]) -> Lines:
 
 
 def _wikitext(name: str, folder: Path) -> dict[str, list[Path]]:
-    """The files wiki.train.tokens and so on, as published; or train.txt and so on."""
+    """Return the files wiki.train.tokens and so on, as published; or train.txt and so on."""
     found = {}
     for split in SPLITS:
         names = [f"wiki.{split}.tokens", f"{split}.txt"]
@@ -197,7 +197,7 @@ def _wikitext(name: str, folder: Path) -> dict[str, list[Path]]:
 
 
 def _one_billion_word(folder: Path) -> dict[str, list[Path]]:
-    """Train has 99 shards; the first held-out shard is the published test set, and the second is our valid split.
+    """Return the files of each split: 99 shards of train; of the held-out shards, the first is test, the second valid.
 
     The release also has a file named like train shard 0. It is the whole held-out set, and is never read.
     """
@@ -273,7 +273,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _pages(data: bytes) -> Iterator[Document]:
-    """Pages of the dump, named by their titles; bytes that are not UTF-8, where a page was cut, stay as they are."""
+    """Yield the pages of the dump, named by their titles; bytes that are not UTF-8 are kept (a page may be cut)."""
     for number, page in enumerate(part for part in PAGE.split(data) if part):
         title = re.search(rb"<title>(.*?)</title>", page)
         name = title.group(1).decode("utf-8", "replace") if title else f"part {number}"
@@ -281,7 +281,7 @@ def _pages(data: bytes) -> Iterator[Document]:
 
 
 def _size(path: Path) -> int:
-    """The size of a file; anything but a file is refused, since reading a pipe would wait for ever."""
+    """Return the size of a file. Refuse anything but a file: reading a pipe would wait for ever."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:

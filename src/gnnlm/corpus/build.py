@@ -48,7 +48,7 @@ def split_documents(documents: list[Document], config: CorpusConfig, seed: int) 
 
 
 def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> SplitDocuments:
-    """The documents of every split, from whatever source the config names."""
+    """Return the documents of every split, from whatever source the config names."""
     splits = _read_splits(config, seed, leave_out)
     if config.tokens != "words" or config.is_benchmark:
         return splits
@@ -56,7 +56,7 @@ def read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> SplitDocume
 
 
 def _without_last_newline(documents: DocumentCollection) -> DocumentCollection:
-    """In a corpus of words, a newline at the end of a text ends its last line and does not start another."""
+    """Remove the newline that ends a text: in a corpus of words it ends the last line and does not start another."""
 
     def opened() -> Iterator[Document]:
         return (Document(document.name, document.text.removesuffix("\n")) for document in documents)
@@ -85,7 +85,7 @@ def _read_splits(config: CorpusConfig, seed: int, leave_out: Path) -> SplitDocum
 
 
 def text_fingerprint(config: CorpusConfig, leave_out: Path) -> dict[str, str]:
-    """A digest of each file, or of the whole under its name: changes whenever the text that a config names does."""
+    """Return a digest of each file that a config names, or one of the whole corpus; they change with the text."""
     if config.dataset is not None:
         return {"dataset": dataset_fingerprint(_dataset_name(config), config.dataset_config, _dataset_splits(config))}
     files = _split_files(config)
@@ -102,7 +102,7 @@ def text_fingerprint(config: CorpusConfig, leave_out: Path) -> dict[str, str]:
 
 
 def text_names(config: CorpusConfig) -> dict[str, str | None]:
-    """The config's fields that say where the text is; local files count by their content, not by their path."""
+    """Return the config's fields that say where the text is; local files count by their content, not by their path."""
     named: dict[str, str | None] = dict.fromkeys(("source", "dataset", "train", "valid", "test"))
     if config.dataset is not None:
         name = _dataset_name(config)
@@ -114,7 +114,7 @@ def text_names(config: CorpusConfig) -> dict[str, str | None]:
 
 
 def _folder_of(config: CorpusConfig) -> Path | None:
-    """The folder of the files that a config names; refused if there is no such folder."""
+    """Return the folder of the files that a config names; refused if there is no such folder."""
     if config.data_dir is None:
         return None
     folder = expanded(config.data_dir)
@@ -124,7 +124,7 @@ def _folder_of(config: CorpusConfig) -> Path | None:
 
 
 def _dataset_name(config: CorpusConfig) -> str:
-    """The path of a dataset in the data folder, if it is there; otherwise the name itself."""
+    """Return the path of a dataset in the data folder, if it is there; otherwise the name itself."""
     folder, name = _folder_of(config), config.dataset or ""
     return str(folder / name) if folder is not None and (folder / name).exists() else name
 
@@ -134,7 +134,7 @@ def _place_of(source: str, folder: Path | None) -> str:
 
 
 def _split_files(config: CorpusConfig) -> dict[str, Path] | None:
-    """The files of the splits, if a config names them."""
+    """Return the files of the splits, if a config names them."""
     if config.train is None or config.valid is None or config.test is None:
         return None
     folder = _folder_of(config) or Path()
@@ -152,14 +152,14 @@ class Tokenizer(Protocol):
 
 
 def make_vocabulary(config: CorpusConfig, splits: SplitDocuments) -> Vocabulary:
-    """The words of the part of train that the config uses; or the bytes of all splits, whole."""
+    """Return the words of the part of train that the config uses, or the bytes of all splits."""
     if config.tokens == "bytes":
         return ByteVocabulary.count(document.text for split in SPLITS for document in splits[split])
     return WordVocabulary.count(_texts_within(config, splits["train"]), config.min_count)
 
 
 def _texts_within(config: CorpusConfig, documents: DocumentCollection) -> Iterator[str]:
-    """The texts of train up to its token limit, counted in words and line ends."""
+    """Yield the texts of train up to its token limit, counted in words and line ends."""
     total = 0
     for document in documents:
         room = None if config.max_train_tokens is None else config.max_train_tokens - total
@@ -294,7 +294,7 @@ def _place(
 
 
 def up_to(documents: Iterator[TokenizedDocument], limit: int | None) -> Iterator[TokenizedDocument]:
-    """Documents up to a number of tokens in all; the last is cut."""
+    """Yield documents up to a number of tokens in all; the last is cut."""
     if limit is None:
         yield from documents
         return
@@ -307,7 +307,7 @@ def up_to(documents: Iterator[TokenizedDocument], limit: int | None) -> Iterator
 def even_beginnings(
     documents: Iterator[TokenizedDocument], limit: int, count: int
 ) -> tuple[Iterator[TokenizedDocument], int | None]:
-    """Documents of which the first `count` fit into a limit: cut to one length if need be, which is returned too.
+    """Return documents of which the first `count` fit into a limit, and the length they were cut to, if they were.
 
     Without this, a long document could fill a split alone, and its figures would say little about others.
     """
@@ -319,7 +319,7 @@ def even_beginnings(
 
 
 def even_length(lengths: Sequence[int], limit: int) -> int:
-    """The least length to which documents can be cut and still have `limit` tokens in all.
+    """Return the least length to which documents can be cut and still have `limit` tokens in all.
 
     >>> even_length([10, 2, 8], 12), even_length([10, 2, 8], 13), even_length([3, 2], 5)
     (5, 6, 3)

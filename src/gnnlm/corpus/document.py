@@ -52,7 +52,7 @@ class TokenizedDocument:
         return whole if limit is None else whole.cut(limit)
 
     def cut(self, limit: int) -> TokenizedDocument:
-        """The document, or its beginning if it has more than `limit` tokens."""
+        """Return the document, or its beginning if it has more than `limit` tokens."""
         if len(self.tokens) <= limit:
             return self
         text = self.text[: self.offsets[limit]]

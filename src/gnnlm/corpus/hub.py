@@ -14,7 +14,7 @@ CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps its copies 
 
 
 def load_split(name: str, configuration: str | None, split: str, converted: bool = False) -> Any:
-    """One split of a dataset: a directory that `save_to_disk` made, a folder of data files, or a name on the hub."""
+    """Load one split of a dataset: a directory made by `save_to_disk`, a folder of data files, or a name on the hub."""
     try:
         import datasets
     except ImportError:
@@ -48,7 +48,7 @@ def load_split(name: str, configuration: str | None, split: str, converted: bool
 
 
 def read_dataset(name: str, configuration: str | None, column: str, splits: dict[str, str]) -> SplitDocuments:
-    """The rows of each split as documents."""
+    """Return the rows of each split as documents."""
     made = {}
     for ours, theirs in splits.items():
         rows = load_split(name, configuration, theirs)
@@ -77,7 +77,7 @@ def _documents(rows: Any, column: str, split: str) -> Callable[[], Iterator[Docu
 
 
 def dataset_fingerprint(name: str, configuration: str | None, splits: dict[str, str]) -> str:
-    """The fingerprints by which `datasets` itself tells versions apart."""
+    """Return the fingerprints that `datasets` computes of the splits."""
     parts = [load_split(name, configuration, split)._fingerprint for split in splits.values()]
     return " ".join(parts)
 
@@ -85,7 +85,7 @@ def dataset_fingerprint(name: str, configuration: str | None, splits: dict[str, 
 def hub_lines(
     benchmark: str, repository: str, configuration: str, converted: bool, split: str, only: range | None = None
 ) -> Callable[[], Iterator[str]]:
-    """The lines of a benchmark's split, or some of them, from the hub."""
+    """Yield the lines of a benchmark's split, or some of them, from the hub."""
     try:
         rows = load_split(repository, configuration, split, converted)
     except CorpusError as error:

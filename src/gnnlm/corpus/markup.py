@@ -19,7 +19,7 @@ CELLS = {"td", "th"}
 
 
 def html_text(markup: str) -> str:
-    """What a browser would show as text: no scripts or styles, and block elements end lines.
+    """Return the text that a browser would show: no scripts or styles, and block elements end lines.
 
     A paragraph, a heading or a list is followed by an empty line; spaces and newlines count as one space, except in
     `pre`.

@@ -99,17 +99,17 @@ class SeenText:
         overlap.short_repeats += sum(count for count, words in self._short_paragraphs(text) if words in self.short)
 
     def _short_paragraphs(self, text: str) -> list[tuple[int, str]]:
-        """Word count and words of the paragraphs that are too short for an n-gram."""
+        """Return the number of words and the words of each paragraph that is too short for an n-gram."""
         found = [WORD.findall(paragraph.lower()) for paragraph in paragraphs(text)]
         return [(len(words), " ".join(words)) for words in found if 0 < len(words) < self.n]
 
     def shared(self, text: str) -> tuple[int, int]:
-        """How many n-grams of the text have been seen, and how many there are."""
+        """Return how many n-grams of the text have been seen, and how many there are."""
         hashes = self.hasher(text).tolist()
         return sum(h in self.hashes for h in hashes), len(hashes)
 
     def clean(self, text: str, limit: float, overlap: Overlap) -> str:
-        """The text without the paragraphs of which at least a share of `limit` has been seen.
+        """Return the text without the paragraphs of which at least a share of `limit` has been seen.
 
         A paragraph with fewer than n words has no n-gram and is kept.
         """

@@ -15,7 +15,7 @@ REPEATED = {"encodings"}  # some 80 modules of one sentence each, the same but f
 
 
 def python_texts() -> Iterator[tuple[str, str]]:
-    """Name and text: the docstrings of each module of the standard library, and each topic of the language reference.
+    """Yield name and text of the docstrings of each standard module, and of each topic of the language reference.
 
     Modules are parsed, not imported: importing them all would run them all.
     """

@@ -29,7 +29,7 @@ def read_documents(
     by_line: bool = False,
     suffixes: Iterable[str] | None = None,
 ) -> list[Document]:
-    """All documents of a source that have any text in them, in the order of their names.
+    """Return all documents of a source that have any text in them, in the order of their names.
 
     `leave_out` is a folder that is not read even if it lies inside the source: the run directory. `by_line` makes
     every line of a text file a document of its own. `suffixes` says which files of a folder are text.
@@ -63,7 +63,7 @@ def read_documents(
 def source_fingerprint(
     source: str, leave_out: Path | None = None, suffixes: Iterable[str] | None = None
 ) -> dict[str, str]:
-    """A digest of each of the source's files, by the name it is cited by: changes whenever the text does."""
+    """Return a digest of each of the source's files, by the name it is cited by: changes whenever the text does."""
     if source == PYTHON_DOCS:
         return {PYTHON_DOCS: f"{platform.python_implementation()} {platform.python_version()}"}
     root, digests = Path(source), {}
@@ -91,7 +91,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def _name(file: Path, root: Path) -> str:
-    """What a file's documents are cited by."""
+    """Return the name that documents of a file are cited by."""
     return cited(file.name if file == root else file.relative_to(root).as_posix())
 
 
@@ -123,7 +123,7 @@ def _json_lines(name: str, text: str) -> Iterator[Document]:
 
 
 def _title(record: dict[str, Any], place: str) -> str | None:
-    """What a JSON record calls itself, if anything."""
+    """Return the name, title or id of a JSON record, if it has one."""
     for key in ("name", "title", "id"):
         value = record.get(key)
         if isinstance(value, str | int | float):

@@ -100,7 +100,7 @@ class TokenStream(ABC):
         """The character at which each position's token begins; past a document's last token, the text's length."""
 
     def __len__(self) -> int:
-        """The number of positions."""
+        """Return the number of positions."""
         return len(self.tokens)
 
     @property
@@ -109,13 +109,13 @@ class TokenStream(ABC):
         return len(self.tokens) - (len(self.starts) - 1)
 
     def text(self, dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
-        """All tokens, one document after another; `None` leaves them in the type they are stored in."""
+        """Return all tokens, one document after another; `None` leaves them in the type they are stored in."""
         tokens = np.asarray(self.tokens, dtype=dtype)
         text: npt.NDArray[Any] = tokens[tokens != END]
         return text
 
     def places(self, first: int = 0, last: int | None = None) -> npt.NDArray[np.int64]:
-        """The offset of each position when all documents are read as one text, without the ends of documents.
+        """Return the offset of each position when all documents are read as one text, without the ends of documents.
 
         Of the positions from `first` on, before `last`.
         """
@@ -123,12 +123,12 @@ class TokenStream(ABC):
         return positions - self.document_of(positions)
 
     def document_of(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The number of the document of each position."""
+        """Return the number of the document of each position."""
         found: npt.NDArray[np.int64] = np.searchsorted(self.starts, positions, side="right") - 1
         return found
 
     def passage(self, position: int, left: int, right: int) -> Passage:
-        """The token at a position with `left` tokens before it and `right` after it, within its document."""
+        """Return the token at a position with `left` tokens before it and `right` after it, within its document."""
         number = int(self.document_of(position))
         first = max(int(self.starts[number]), position - left)
         return Passage(
@@ -139,11 +139,11 @@ class TokenStream(ABC):
         )
 
     def characters(self, position: int) -> tuple[int, int]:
-        """Where a position's token begins and ends in the text of its document."""
+        """Return where a position's token begins and ends in the text of its document."""
         return int(self.offsets[position]), int(self.offsets[position + 1])
 
     def position_at(self, number: int, character: int) -> int | None:
-        """The position of the token that covers a character of a document's text; None beyond its end."""
+        """Return the position of the token that covers a character of a document's text; None beyond its end."""
         first, last = (int(start) for start in self.starts[number : number + 2])
         offsets = self.offsets[first:last]  # the last is the text's length
         if not 0 <= character < offsets[-1]:
@@ -151,19 +151,19 @@ class TokenStream(ABC):
         return first + max(0, int(np.searchsorted(offsets, character, side="right")) - 1)
 
     def document(self, number: int) -> tuple[str, list[int]]:
-        """The text of a document, and the character at which each token begins, then where the last one ends."""
+        """Return the text of a document, and the character at which each token begins, then where the last one ends."""
         begin, end = self.starts[number : number + 2].tolist()
         return self.documents[number].text, self.offsets[begin:end].tolist()
 
     def text_between(self, first: int, last: int) -> str:
-        """The text of the tokens first..last-1, cut at the end of the document of `first`."""
+        """Return the text of the tokens first..last-1, cut at the end of the document of `first`."""
         number = int(self.document_of(first))
         last = min(last, int(self.starts[number + 1]) - 1)
         return self.documents[number].text[self.offsets[first] : self.offsets[last]]
 
 
 def split_files(artifact: Artifact, split: str) -> Sequence[Files]:
-    """What an artifact holds of a split: of train a part for each segment, of the others files of its own."""
+    """Return the files of a split: those of each part for train, files of the artifact itself for valid and test."""
     if split == "train":
         return [Files(part) for part in artifact.parts]
     return [Files(artifact, f"{split}.")]
@@ -212,7 +212,7 @@ class Stream(TokenStream):
         return [name for text in self._texts for name in json.loads(text.artifact.text(f"{text.prefix}names.json"))]
 
     def tokenized(self, number: int) -> TokenizedDocument:
-        """A document as it was tokenized."""
+        """Return a document as it was tokenized."""
         begin, end = self.starts[number : number + 2].tolist()
         document, offsets = self.documents[number], self.offsets[begin : end - 1].tolist()
         return TokenizedDocument(document.name, document.text, self.tokens[begin : end - 1].tolist(), offsets)

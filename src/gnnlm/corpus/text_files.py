@@ -37,7 +37,7 @@ class FolderContents:
     links: int = 0  # linked folders, which are not followed: they may lead back
 
     def left_out(self) -> str:
-        """What was not read, in words; empty if there is nothing.
+        """Describe what was not read; empty if everything was.
 
         >>> FolderContents(skipped=Counter({".png": 2, "": 1}), links=1).left_out()
         '3 files of other kinds (2 .png, 1 without a suffix) and 1 linked folder'
@@ -54,7 +54,7 @@ class FolderContents:
 
 
 def find_files(root: Path, leave_out: Path | None = None, suffixes: Iterable[str] | None = None) -> FolderContents:
-    """The text files of a folder, or the file itself.
+    """Return the text files of a folder, or the file itself.
 
     Hidden files and folders are not looked at, nor is the folder `leave_out`. Linked folders are not followed.
     """
@@ -90,7 +90,7 @@ def find_files(root: Path, leave_out: Path | None = None, suffixes: Iterable[str
 
 
 def list_files(root: Path, leave_out: Path | None = None, suffixes: Iterable[str] | None = None) -> list[Path]:
-    """The text files of a folder, or the file itself, in the order of their names."""
+    """Return the text files of a folder, or the file itself, in the order of their names."""
     return find_files(root, leave_out, suffixes).files
 
 
@@ -122,13 +122,13 @@ def _is_within(path: str | Path, folder: str) -> bool:
 
 
 def _suffix(name: str, wanted: Iterable[str]) -> str | None:
-    """The wanted suffix that a file name ends in, `.gz` aside."""
+    """Return the wanted suffix that a file name ends in, `.gz` aside."""
     plain = name.lower().removesuffix(".gz")
     return next((suffix for suffix in wanted if plain.endswith(suffix)), None)
 
 
 def cited(path: str | Path) -> str:
-    """A path as text that can be printed and stored: bytes of a name that are not UTF-8 are spelled out.
+    """Return a path as text that can be printed and stored; bytes that are not UTF-8 are written as escapes.
 
     >>> cited("caf\\udce9.txt")
     'caf\\\\xe9.txt'
@@ -141,7 +141,7 @@ def cited(path: str | Path) -> str:
 
 
 def expanded(path: str) -> Path:
-    """A path with `~` replaced by the home directory, where there is one."""
+    """Return a path with `~` replaced by the home directory, where there is one."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -149,7 +149,7 @@ def expanded(path: str) -> Path:
 
 
 def reason_of(error: Exception) -> str:
-    """What the system says of a failed operation, in one line."""
+    """Return the system's message about a failed operation, in one line."""
     return " ".join(str(getattr(error, "strerror", None) or error).split())
 
 
@@ -158,7 +158,7 @@ def is_json_lines(path: Path) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file as it is on disk."""
+    """Read a file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -166,7 +166,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path, encoding: str) -> str:
-    """The text of a file: unpacked, decoded, and of HTML what a browser shows."""
+    """Read the text of a file: unpacked, decoded, and without markup if it is HTML."""
     data = read_bytes(path)
     if path.name.lower().endswith(".gz"):
         try:

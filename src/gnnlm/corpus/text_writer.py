@@ -19,7 +19,7 @@ LONGEST = 2**31 - 1  # characters of a document: offsets are 32-bit numbers
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest signed type that holds every id and END.
+    """Return the smallest signed type that holds every id and END.
 
     >>> token_dtype(32768), token_dtype(49152)
     (dtype('int16'), dtype('int32'))
@@ -36,7 +36,7 @@ class TextWriter:
         self._lines, self._names, self._json = array("q", [0]), list[str](), bytearray()
 
     def __len__(self) -> int:
-        """The number of positions."""
+        """Return the number of positions."""
         return len(self._tokens)
 
     def add(self, document: TokenizedDocument) -> None:

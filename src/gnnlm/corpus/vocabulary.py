@@ -43,7 +43,7 @@ class WordVocabulary:
 
     @classmethod
     def count(cls, texts: Iterable[str], min_count: int = 1) -> WordVocabulary:
-        """The words that occur at least `min_count` times in some texts, by frequency, then by alphabet.
+        """Return the words that occur at least `min_count` times in some texts, by frequency, then by alphabet.
 
         >>> WordVocabulary.count(["a b a", "c"]).words
         ['<eos>', 'a', 'b', 'c', '<unk>']
@@ -89,7 +89,7 @@ class WordVocabulary:
         return self.words[token]
 
     def bytes_of(self, token: int) -> bytes:
-        """The word, without the space that parts it from the next; a newline for the end of a line."""
+        """Return the word, without the space that parts it from the next; a newline for the end of a line."""
         return b"\n" if self.words[token] == self._eos else self.words[token].encode("utf-8", "surrogateescape")
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -177,7 +177,7 @@ Vocabulary = WordVocabulary | ByteVocabulary
 
 
 def cut_words(text: str, limit: int) -> str:
-    """The first tokens of a text, line ends counted.
+    """Return the first tokens of a text, line ends counted.
 
     >>> cut_words("a b\\nc d", 4)
     'a b\\nc'
@@ -195,7 +195,7 @@ def cut_words(text: str, limit: int) -> str:
 
 
 def load_vocabulary(folder: Path) -> Vocabulary | None:
-    """The vocabulary in a folder; None if there is none."""
+    """Return the vocabulary in a folder; None if there is none."""
     file = folder / FILE
     if not file.is_file():
         return None
@@ -215,7 +215,7 @@ def load_vocabulary(folder: Path) -> Vocabulary | None:
 
 
 def visible(data: bytes) -> str:
-    """The bytes as text; those that are only part of a character are written out.
+    """Decode bytes; those that are only part of a character are written as escapes.
 
     >>> visible(b" \\xe2\\x82"), visible("\u20ac".encode())
     (' <0xE2><0x82>', '\u20ac')
@@ -232,12 +232,12 @@ codecs.register_error("gnnlm-visible", _write_out)
 
 
 def as_bytes(text: str) -> npt.NDArray[np.uint8]:
-    """The bytes of a text; those that were not UTF-8 when it was read are as they were."""
+    """Encode a text; bytes that were not UTF-8 when the text was read are restored."""
     return np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8)
 
 
 def byte_offsets(text: str) -> npt.NDArray[np.int64]:
-    """The character that each byte belongs to."""
+    """Return the character that each byte belongs to."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     escaped = (points >= 0xDC80) & (points <= 0xDCFF)
     lengths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)

@@ -55,7 +55,7 @@ def plan_windows(tokens: int, window: int, context: int, ends: Sequence[int] | E
 
 
 def window_start(offset: int, window: int, context: int) -> int:
-    """Where the window that keeps an offset begins: `plan_windows` without `ends`, whatever follows in the text.
+    """Return where the window that keeps an offset begins: `plan_windows` without `ends`, whatever follows in the text.
 
     >>> [window_start(offset, window=4, context=2) for offset in range(9)]
     [0, 0, 0, 0, 2, 2, 4, 4, 6]

@@ -55,7 +55,7 @@ class CheckedTensor(Tensor):
 
 
 def _rows_of(func: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """The numbers of the lines that are read; None if they cannot be told."""
+    """Return the numbers of the lines that are read; None if they cannot be told."""
     if func is Tensor.__getitem__:
         key = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
     else:

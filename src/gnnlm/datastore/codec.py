@@ -66,7 +66,7 @@ def build_codec(draft: Draft, encoded: Artifact, config: CodecConfig, seed: int,
 
 
 def codes_inputs(states: str, quantizer: str) -> dict[str, str]:
-    """What the codes of a segment are made from: its states, by fingerprint, and the quantizer's file."""
+    """Return the inputs of a segment's codes: the fingerprint of its states and the checksum of the quantizer."""
     return {"states": states, "quantizer": quantizer}
 
 
@@ -83,7 +83,7 @@ def code_states(draft: Draft, states: Array, config: CodecConfig, seed: int) -> 
 
 
 def _learned_in(draft: Draft, states: Array, config: CodecConfig, seed: int, spread: Spread) -> Quantizer:
-    """The quantizer that a draft has, learned first where an earlier attempt has not."""
+    """Return the quantizer of a draft; learn it if no earlier attempt has."""
     file = draft.file(QUANTIZER)
     if not draft.notes.get("quantizer"):
         learn = partial(learn_quantizer, states, config, seed)
@@ -125,12 +125,12 @@ class SegmentCodes(RowShards):
 
 
 def codes_work(quantizer: Quantizer, segments: Sequence[Array]) -> Work:
-    """The work of the tasks that code the states of some segments."""
+    """Return the work of the tasks that code the states of some segments."""
     return work_of(lambda segment: SegmentCodes(quantizer, segments[segment]))
 
 
 def open_codec(artifact: Artifact, device: str = "cpu") -> list[CodedTable] | None:
-    """The coded states of each segment, decoded on the device; None if the store itself is read."""
+    """Return the coded states of each segment, decoded on the device; None if the store itself is read."""
     if artifact.facts["kind"] == "fp16":
         return None
     quantizer = Quantizer.from_tensors(artifact.tensors(QUANTIZER)).to(device)
@@ -148,7 +148,7 @@ def _coded_facts(quantizer: Quantizer, states: Array, seed: int) -> dict[str, An
 
 
 def _error(quantizer: Quantizer, states: npt.NDArray[Any], seed: int) -> float:
-    """The share of the states' variance that coding loses, measured on a new sample."""
+    """Return the share of the states' variance that coding loses, measured on a new sample."""
     some = np.sort(np.random.default_rng(seed + 1).permutation(len(states))[:4096])
     exact = torch.from_numpy(np.asarray(states[some], dtype=np.float32))
     coded = quantizer.decode(torch.from_numpy(quantizer.encode(states[some])))

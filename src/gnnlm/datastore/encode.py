@@ -50,13 +50,13 @@ class StatesAndKeys(NamedTuple):
 
 
 def encode_tokens(lm: BaseLM, tokens: Tokens, config: LMConfig, key: str = "state") -> StatesAndKeys:
-    """The len(tokens) + 1 states of one document, [T + 1, D]."""
+    """Return the len(tokens) + 1 states of one document, [T + 1, D]."""
     windows = list(text_windows(tokens, np.arange(len(tokens) + 1), lm, config))
     return encode_windows(lm, windows, config.batch_tokens, key)
 
 
 def encode_windows(lm: BaseLM, windows: Sequence[EncodingWindow], batch_tokens: int, key: str) -> StatesAndKeys:
-    """The kept states of all windows, in order; windows of similar length are batched, padded on the right."""
+    """Return the kept states of all windows, in order; windows of similar length are batched, padded on the right."""
     ends = np.cumsum([len(window.kept) for window in windows])
     made: list[Floats] = []
     by_length = sorted(range(len(windows)), key=lambda i: (-len(windows[i].tokens), i))
@@ -79,7 +79,7 @@ def encode_windows(lm: BaseLM, windows: Sequence[EncodingWindow], batch_tokens: 
 
 
 def texts_of(stream: TokenStream, continuous: bool) -> Iterator[tuple[Tokens, Tokens]]:
-    """The texts that the LM reads in one go (documents, or the whole split), and the offset of each position.
+    """Yield the texts that the LM reads in one go (documents, or the whole split), and the offset of each position.
 
     In a continuous text the position past a document's last token and the first of the next have the same offset:
     both have read everything before them.
@@ -92,7 +92,7 @@ def texts_of(stream: TokenStream, continuous: bool) -> Iterator[tuple[Tokens, To
 
 
 def segment_windows(stream: TokenStream, number: int, lm: BaseLM, config: LMConfig) -> Iterator[EncodingWindow]:
-    """The windows that the positions of one segment of a split are read in.
+    """Yield the windows that the positions of one segment of a split are read in.
 
     In a continuous text windows are laid over all of it, and one that crosses into the segment is read for its
     positions there.
@@ -127,7 +127,7 @@ class Encoder:
         return sum(self.widths.values()) * np.dtype(DTYPES[self.store.dtype]).itemsize
 
     def encode(self, windows: Sequence[EncodingWindow]) -> Arrays:
-        """The kept states of windows, and their keys, in the precision of the store."""
+        """Return the kept states of windows, and their keys, in the precision of the store."""
         made = encode_windows(self.lm, windows, self.config.batch_tokens, self.store.key)
         found = {"states": made.states} if made.keys is None else {"states": made.states, "keys": made.keys}
         return {name: round_states(values, self.store.dtype) for name, values in found.items()}
@@ -171,7 +171,7 @@ class SegmentStates(RowShards):
 
 
 def states_work(encoder: Encoder, streams: Mapping[str, TokenStream]) -> Work:
-    """The work of the tasks that encode the segments of some splits."""
+    """Return the work of the tasks that encode the segments of some splits."""
     return work_of(lambda split, segment: SegmentStates(encoder, streams[split], segment))
 
 
@@ -227,7 +227,7 @@ def build_store(
 
 
 def states_inputs(made_from: Mapping[str, Any], text: Stream, continuous: list[str] | None = None) -> dict[str, Any]:
-    """What the states of a segment are made from.
+    """Return the inputs of a segment's states.
 
     `continuous` has the texts of all segments, where the LM reads on from one to the next.
     """
@@ -235,7 +235,7 @@ def states_inputs(made_from: Mapping[str, Any], text: Stream, continuous: list[s
 
 
 def text_windows(tokens: Tokens, places: Tokens, lm: BaseLM, config: LMConfig) -> Iterator[EncodingWindow]:
-    """The windows of a text whose positions have these offsets."""
+    """Yield the windows of a text whose positions have these offsets."""
     ends: Tokens = np.flatnonzero(tokens == lm.start_token) + 1 if config.whole_lines else np.empty(0, dtype=np.int64)
     for window in plan_windows(len(tokens), config.window, config.context, ends):
         low, high = np.searchsorted(places, [window.first, window.stop + 1])
@@ -260,7 +260,7 @@ def _check_memory(lm: BaseLM, config: LMConfig) -> None:
 
 
 def round_states(states: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
-    """States in the precision of the store; refused if they do not fit."""
+    """Return states in the precision of the store; refused if they do not fit."""
     with np.errstate(over="ignore"):
         rounded = states.astype(DTYPES[dtype])
     if not np.isfinite(rounded).all():

@@ -18,7 +18,7 @@ def open_documents(
     live: Collection[int] | None = None,
     tags: Mapping[str, Collection[int]] | None = None,
 ) -> list[int]:
-    """The numbers of the documents that a filter leaves open.
+    """Return the numbers of the documents that a filter leaves open.
 
     A filter names documents: by name, by a glob of names, or as `tag:T` for those with a tag that T names or matches. A
     document of exactly that name comes first. `live` has the documents that are there at all, if not every one is.
@@ -44,7 +44,7 @@ class DocumentLookup:
             self._numbers.setdefault(name, set()).add(number)
 
     def matching(self, patterns: Names) -> set[int]:
-        """The numbers of the documents that the patterns name; each must name some."""
+        """Return the numbers of the documents that the patterns name; each must name some."""
         found: set[int] = set()
         for pattern in [patterns] if isinstance(patterns, str) else list(patterns or ()):
             if not isinstance(pattern, str):

@@ -41,7 +41,7 @@ class Quantizer:
         return len(self.mean_D)
 
     def encode(self, vectors_ND: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-        """Codes [N, M]."""
+        """Encode vectors [N, D] as codes [N, M]."""
         rotated = (torch.from_numpy(np.asarray(vectors_ND, dtype=np.float32)) - self.mean_D) @ self.rotation_DD.T
         pq = faiss.ProductQuantizer(self.width, self.bytes, 8)
         faiss.copy_array_to_vector(self.codebook_Mcd.numpy().ravel(), pq.centroids)
@@ -49,13 +49,13 @@ class Quantizer:
         return codes
 
     def look_up(self, codes: Tensor) -> Tensor:
-        """Rotated, centred vectors of codes [..., M]: one gather, [..., D]."""
+        """Return the rotated, centred vectors of codes [..., M] by one gather, [..., D]."""
         offsets_M = torch.arange(self.bytes, device=codes.device) * LEVELS
         found = self.codebook_Mcd.flatten(0, 1).index_select(0, (codes.long() + offsets_M).reshape(-1))
         return found.view(*codes.shape[:-1], self.width)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Vectors of codes [..., M], on the quantizer's device."""
+        """Decode codes [..., M] on the quantizer's device."""
         return self.look_up(codes.to(self.mean_D.device)) @ self.rotation_DD + self.mean_D
 
     def to(self, device: torch.device | str) -> Quantizer:
@@ -92,11 +92,11 @@ class CodedTable:
         return self.quantizer.decode(self.codes_RM[lines])
 
     def enter(self, queries: Tensor) -> Tensor:
-        """Queries in the space of `gather`; all scores of a query shift equally."""
+        """Return queries in the space of `gather`; all scores of a query shift equally."""
         return queries @ self.quantizer.rotation_DD.T.to(queries.dtype)
 
     def leave(self, averages: Tensor) -> Tensor:
-        """Averages of gathered vectors (weights sum to one) as averages of vectors."""
+        """Return averages of gathered vectors (weights sum to one) as averages of vectors."""
         return averages @ self.quantizer.rotation_DD.to(averages.dtype) + self.quantizer.mean_D.to(averages.dtype)
 
 
@@ -111,7 +111,7 @@ def check_bytes(width: int, size: int, name: str) -> None:
 
 
 def train_quantizer(sample_ND: npt.NDArray[Any], size: int, seed: int, name: str = "codec.bytes") -> Quantizer:
-    """OPQ and PQ with `size` bytes per vector, learned from sample vectors."""
+    """Learn OPQ and PQ with `size` bytes per vector from sample vectors."""
     sample = np.ascontiguousarray(sample_ND, dtype=np.float32)
     count, width = sample.shape
     check_bytes(width, size, name)

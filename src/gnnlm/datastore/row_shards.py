@@ -101,7 +101,7 @@ class ShardTasks:
 
 
 def shards_of_rows(rows: int, size: int) -> list[int]:
-    """The ends of shards of `size` rows.
+    """Return the ends of shards of `size` rows.
 
     >>> shards_of_rows(5, 2)
     [2, 4, 5]
@@ -110,7 +110,7 @@ def shards_of_rows(rows: int, size: int) -> list[int]:
 
 
 def work_of(opened: Callable[..., RowShards]) -> Work:
-    """The work of tasks that make shards: `opened` returns the part that a task's other arguments name."""
+    """Return the work of tasks that make shards: `opened` returns the part that a task's other arguments name."""
     latest = lru_cache(maxsize=1)(opened)
 
     def work(shard: int, **where: Any) -> Arrays:

@@ -40,7 +40,7 @@ class Segment:
 
     @classmethod
     def over(cls, stream: TokenStream, states: Array) -> Segment:
-        """A stream of one segment with its states."""
+        """Make a segment of a stream of one segment and its states."""
         return cls(mapped(states), mapped(stream.tokens), torch.from_numpy(np.array(stream.starts)), stream)
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Segment:
         return self.states_PD.shape[1] if isinstance(self.states_PD, Tensor) else self.states_PD.width
 
     def states(self, positions: Tensor) -> Tensor:
-        """States at the positions, float32, [..., D]."""
+        """Return states at the positions, float32, [..., D]."""
         if isinstance(self.states_PD, Tensor):
             return self.states_PD[positions].float()
         return self.states_PD.decode(positions)
@@ -60,7 +60,7 @@ class Segment:
         return self.tokens_P[positions].long()
 
     def document_of(self, positions: Tensor) -> Tensor:
-        """The number of each position's document.
+        """Return the number of each position's document.
 
         >>> Segment(torch.zeros(5, 1), torch.zeros(5), torch.tensor([0, 2, 5])).document_of(torch.tensor([1, 2]))
         tensor([0, 1])
@@ -68,12 +68,12 @@ class Segment:
         return torch.searchsorted(self.starts, positions.contiguous(), right=True) - 1
 
     def bounds(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and the last position of each position's document."""
+        """Return the first and the last position of each position's document."""
         document = self.document_of(positions)
         return self.starts[document], self.starts[document + 1] - 1
 
     def coded(self, table: CodedTable) -> Segment:
-        """The same positions with coded states."""
+        """Return the same positions with coded states."""
         return replace(self, states_PD=table)
 
     @cached_property
@@ -109,18 +109,18 @@ class Store:
 
     @classmethod
     def open(cls, encoded: Artifact, stream: Stream) -> Store:
-        """A split as it was encoded."""
+        """Open a split as it was encoded."""
         states = (files.array("states.npy") for files in split_files(encoded, stream.split))
         return cls([Segment.over(segment, part) for segment, part in zip(stream.segments, states, strict=True)])
 
     def with_states(self, states: Array) -> Store:
-        """The same positions with other states, given for all of them."""
+        """Return the same positions with other states, given for all of them."""
         ends = self.bases.tolist()
         parts = zip(self.segments, itertools.pairwise(ends), strict=True)
         return Store([replace(segment, states_PD=mapped(states[low:high])) for segment, (low, high) in parts])
 
     def coded(self, tables: Sequence[CodedTable]) -> Store:
-        """The same positions with coded states, a table for each segment."""
+        """Return the same positions with coded states, a table for each segment."""
         return Store([segment.coded(table) for segment, table in zip(self.segments, tables, strict=True)])
 
     def __len__(self) -> int:
@@ -148,17 +148,17 @@ class Store:
         return self.segments[0].width
 
     def states(self, positions: Tensor) -> Tensor:
-        """States at the positions, float32, [..., D]."""
+        """Return states at the positions, float32, [..., D]."""
         (found,) = self._each(positions, lambda segment, rows, number: (segment.states(rows),))
         return found
 
     def tokens(self, positions: Tensor) -> Tensor:
-        """The token at each position, int64; -1 past a document's end."""
+        """Return the token at each position, int64; -1 past a document's end."""
         (found,) = self._each(positions, lambda segment, rows, number: (segment.tokens(rows),))
         return found
 
     def bounds(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and the last position of each position's document."""
+        """Return the first and the last position of each position's document."""
 
         def within(segment: Segment, rows: Tensor, number: int) -> tuple[Tensor, ...]:
             first, last = segment.bounds(rows)
@@ -168,13 +168,13 @@ class Store:
         return first, last
 
     def document_of(self, positions: Tensor) -> Tensor:
-        """The number of each position's document, counted through all segments."""
+        """Return the number of each position's document, counted through all segments."""
         first = self._first_document
         (found,) = self._each(positions, lambda segment, rows, number: (segment.document_of(rows) + first[number],))
         return found
 
     def token_positions(self) -> Tensor:
-        """All positions that have a token."""
+        """Return all positions that have a token."""
         parts = zip(self.segments, self.bases.tolist(), strict=False)
         return torch.cat([torch.nonzero(segment.tokens_P >= 0)[:, 0] + base for segment, base in parts])
 
@@ -190,17 +190,17 @@ class Store:
         return torch.cat([*starts, self.bases[-1:]])
 
     def passage(self, position: int, left: int, right: int) -> Passage:
-        """The token at a position with `left` tokens before it and `right` after it, within its document."""
+        """Return the token at a position with `left` tokens before it and `right` after it, within its document."""
         texts, row = self._text_at(position)
         return texts.passage(row, left, right)
 
     def characters(self, position: int) -> tuple[int, int]:
-        """Where the token at a position begins and ends in the text of its document."""
+        """Return where the token at a position begins and ends in the text of its document."""
         texts, row = self._text_at(position)
         return texts.characters(row)
 
     def document(self, number: int) -> tuple[str, list[int]]:
-        """The text of a document, and the character at which each token begins, then where the last one ends."""
+        """Return the text of a document, and the character at which each token begins, then where the last one ends."""
         part = int(torch.searchsorted(self._first_document, number, right=True)) - 1
         return _texts(self.segments[part]).document(number - int(self._first_document[part]))
 
@@ -234,12 +234,12 @@ def _texts(segment: Segment) -> TokenStream:
 
 
 def read_rows(array: Array, rows: Tensor) -> Tensor:
-    """Some rows of a memory-mapped array, or of several that are joined."""
+    """Return some rows of a memory-mapped array, or of several that are joined."""
     return torch.from_numpy(np.asarray(array[rows.numpy()]))
 
 
 def mapped(array: npt.NDArray[Any]) -> Tensor:
-    """A memory-mapped array as a tensor."""
+    """Return a memory-mapped array as a tensor."""
     checked = array if isinstance(array, CheckedArray) else None
     with warnings.catch_warnings():  # the map is read-only, and nothing here writes to it
         warnings.simplefilter("ignore", UserWarning)

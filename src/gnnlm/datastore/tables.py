@@ -38,7 +38,7 @@ class JoinedTable:
         return int(self._bases[-1])
 
     def gather(self, lines: Tensor) -> Tensor:
-        """The lines in the space of the tables, [..., C].
+        """Return the lines in the space of the tables, [..., C].
 
         Everything is read from the table with the most lines, and what belongs to others is put in its place: copying
         some lines takes longer than reading all.
@@ -59,12 +59,12 @@ class JoinedTable:
         return table.index_select(0, rows) if isinstance(table, Tensor) else table.gather(rows)
 
     def enter(self, queries: Tensor) -> Tensor:
-        """Queries in the space of `gather`."""
+        """Return queries in the space of `gather`."""
         first = self.tables[0]
         return queries if isinstance(first, Tensor) else first.enter(queries)
 
     def leave(self, averages: Tensor) -> Tensor:
-        """Averages of gathered lines as averages of vectors."""
+        """Return averages of gathered lines as averages of vectors."""
         first = self.tables[0]
         return averages if isinstance(first, Tensor) else first.leave(averages)
 

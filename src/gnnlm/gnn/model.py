@@ -46,7 +46,7 @@ class SourceCache(Protocol):
     """Neighbour states of a trained network, stored by row and layer."""
 
     def sources(self, graph: Graph) -> Iterator[Sources]:
-        """Yield what the inter edges of each layer read."""
+        """Yield the sources of the inter edges of each layer."""
         ...
 
 

@@ -33,7 +33,7 @@ Attachments = str | os.PathLike[str] | Iterable[Attachment]
 
 
 def taken(model: OpenBook, given: Attachments) -> list[TokenizedDocument]:
-    """The documents to attach, read and tokenized; each is named `attached:` and its file's name, or the name given."""
+    """Read and tokenize the documents to attach; each is named `attached:` and its file's name, or the name given."""
     if not isinstance(given, (str, os.PathLike, Iterable)):
         raise CorpusError(f"expected files or pairs (name, text) to attach, got {type(given).__name__}")
     named = [_read(each) for each in ([given] if isinstance(given, (str, os.PathLike)) else given)]
@@ -53,7 +53,7 @@ def taken(model: OpenBook, given: Attachments) -> list[TokenizedDocument]:
 
 
 def attached(model: OpenBook, documents: Sequence[TokenizedDocument]) -> OpenBook:
-    """The model with documents behind those of its store; the model itself does not change."""
+    """Return the model with documents behind those of its store; the model itself does not change."""
     text, reading = MemoryStream(documents), model.reading
     rule = LMConfig(window=reading.window, context=reading.context, whole_lines=reading.whole_lines)
     encoder = Encoder(model.lm, rule, StoreConfig(key=reading.key, dtype=reading.dtype))

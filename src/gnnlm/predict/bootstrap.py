@@ -17,7 +17,7 @@ CHUNK_DRAWS = 2**22  # documents drawn at once
 
 
 def bootstrap_means(values: Floats, document: Ints, samples: int, seed: int) -> Floats:
-    """The mean of all tokens' values in each resample of the documents, in ascending order."""
+    """Return the mean of all tokens' values in each resample of the documents, in ascending order."""
     count = int(document.max()) + 1
     sums, sizes = np.bincount(document, weights=values, minlength=count), np.bincount(document, minlength=count)
     rng, parts = np.random.default_rng(seed), []
@@ -29,13 +29,13 @@ def bootstrap_means(values: Floats, document: Ints, samples: int, seed: int) -> 
 
 
 def bootstrap_interval(scores: Floats, document: Ints, samples: int, seed: int) -> tuple[float, float]:
-    """95% interval of perplexity, from the log-probability of each token."""
+    """Return the 95% interval of perplexity, from the log-probability of each token."""
     means = bootstrap_means(-scores, document, samples, seed)  # not interpolated: a mean may be infinite
     return perplexity(means[int(0.025 * (samples - 1))]), perplexity(means[round(0.975 * (samples - 1))])
 
 
 def change_interval(gains: Floats, document: Ints, samples: int, seed: int) -> tuple[float, float] | None:
-    """95% interval of the relative change of perplexity, from each token's gain; None if there is but one document.
+    """Return the 95% interval of the relative change of perplexity, from each token's gain; None for one document.
 
     A gain is the difference of two log-probabilities of one token, so its "perplexity" is a ratio of perplexities.
     """

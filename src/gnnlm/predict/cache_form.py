@@ -37,7 +37,7 @@ class Trial:
 def choose_form(
     model: GnnModel, graphs: GraphBuilder, trial: Trial, config: CacheConfig, device: str
 ) -> dict[str, Any]:
-    """The configured form; for `auto`, the fastest form on the trial's tokens that stays within the limit.
+    """Return the configured form; for `auto`, the fastest form on the trial's tokens that stays within the limit.
 
     Of forms that are about as fast as the fastest, the smallest is chosen.
     """
@@ -77,7 +77,7 @@ def choose_form(
 
 
 def _seconds(work: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The median time of each piece of work; they take turns, so that a slow moment affects all of them equally."""
+    """Return the median time of each piece of work; they take turns, so that a slow moment affects all equally."""
     times: dict[str, list[float]] = {name: [] for name in work}
     for number in range(1 + TRIAL_ROUNDS):
         for name, job in work.items():

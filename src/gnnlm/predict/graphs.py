@@ -21,7 +21,7 @@ class GraphBuilder:
     right: int
 
     def __call__(self, context: Context, neighbours: Neighbours, states: bool = True) -> Graph:
-        """The graph of context blocks [B, T] with all the neighbours given, [B, T, K].
+        """Return the graph of context blocks [B, T] with all the neighbours given, [B, T, K].
 
         Without `states`, windows hold only their positions in the store: for a network that reads from a cache.
         """
@@ -34,13 +34,13 @@ class GraphBuilder:
         )
 
     def windows(self, rows_U: Tensor) -> Windows:
-        """Windows with the states and tokens of the distinct positions they touch."""
+        """Return windows with the states and tokens of the distinct positions they touch."""
         positions_UW, inside_UW = self._positions(rows_U)
         positions_P, place_UW = torch.unique(positions_UW, return_inverse=True)
         return Windows(rows_U, place_UW, inside_UW, self.store.states(positions_P), self.store.tokens(positions_P))
 
     def places(self, rows_U: Tensor) -> Windows:
-        """Windows as positions in the store, with the tokens of their slots."""
+        """Return windows as positions in the store, with the tokens of their slots."""
         positions_UW, inside_UW = self._positions(rows_U)
         return Windows(rows_U, positions_UW, inside_UW, torch.empty(0, self.store.width), torch.empty(0))
 

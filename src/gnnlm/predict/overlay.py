@@ -24,7 +24,7 @@ Lines = Sequence[Table]  # of some rows, in each table of a cache
 
 
 def coded_like(store: Store, states_PD: npt.NDArray[Any]) -> Table:
-    """States as the store keeps those of its own segments: as they are, or coded with the same quantizer."""
+    """Return states as the store keeps those of its own segments: as they are, or coded with the same quantizer."""
     like = store.segments[0].states_PD
     if isinstance(like, Tensor):
         return torch.from_numpy(states_PD)
@@ -33,7 +33,7 @@ def coded_like(store: Store, states_PD: npt.NDArray[Any]) -> Table:
 
 
 def cached_lines(predictor: Predictor, segment: Segment, first: int = 0) -> Lines:
-    """The lines of a segment's rows from `first` on in each table of the cache; none if there is no cache."""
+    """Return the lines of a segment's rows from `first` on in each table of the cache; none if there is no cache."""
     cache = predictor.cache
     if cache is None:
         return []
@@ -43,7 +43,7 @@ def cached_lines(predictor: Predictor, segment: Segment, first: int = 0) -> Line
 
 
 def with_segments(predictor: Predictor, store: Store, lines: Sequence[Lines]) -> Predictor:
-    """The predictor over a store that has more segments, given the cache's lines of each."""
+    """Return the predictor over a store that has more segments, given the cache's lines of each."""
     graphs, cache = replace(predictor.graphs, store=store), predictor.cache
     if cache is not None:
         assert isinstance(cache, WindowCache)

@@ -53,7 +53,7 @@ class OwnPast:
         return self.predictor.graphs.right
 
     def open(self, offset: int) -> int:
-        """How many rows, from the text's beginning on, the prediction at an offset may find.
+        """Return how many rows, from the text's beginning on, the prediction at an offset may find.
 
         >>> from types import SimpleNamespace
         >>> some = SimpleNamespace(graphs=SimpleNamespace(right=1))
@@ -63,7 +63,7 @@ class OwnPast:
         return min(window_start(offset, self.window, self.context), max(0, offset - self.right))
 
     def begin(self) -> OwnText:
-        """A text of which nothing was read."""
+        """Return a text of which nothing was read."""
         nothing = torch.empty(0, 0)
         return OwnText(self, nothing, nothing, None)
 
@@ -85,7 +85,7 @@ class OwnSegment:
         return len(self.index)
 
     def cut(self, rows: int, positions: int) -> OwnSegment:
-        """Only so many rows and positions."""
+        """Keep the first rows and positions."""
         segment = Segment(
             _cut(self.segment.states_PD, positions), self.segment.tokens_P[:positions], torch.tensor([0, positions])
         )
@@ -113,7 +113,7 @@ class OwnText:
         return self.rows + len(self.states_TD)
 
     def grown(self, tokens: Tokens, states_TD: Tensor, keys_TD: Tensor) -> OwnText:
-        """The text with more read of it: all its tokens so far, and the new states and keys."""
+        """Return the text after more was read: `tokens` are all tokens so far, states and keys only the new ones."""
         own = self.own
         states_TD, keys_TD = states_TD.to("cpu", own.dtype), as_keys(keys_TD.to(own.predictor.head.device), own.metric)
         if len(self.states_TD):
@@ -125,7 +125,7 @@ class OwnText:
         return OwnText(own, states_TD[more:], keys_TD[more:], closed)
 
     def _closed(self, tokens: Tokens, states_QD: Tensor, keys_QD: Tensor) -> OwnSegment:
-        """The rows that can be found, and more, given the states and keys of those."""
+        """Return the rows that can be found with more of them, given the new states and keys."""
         old, before, predictor = self.closed, self.rows, self.own.predictor
         store, positions = predictor.graphs.store, self.rows + len(states_QD)
         table: Table = coded_like(store, states_QD.numpy())
@@ -145,7 +145,7 @@ class OwnText:
         return OwnSegment(segment, states_QD, lines, ExactIndex(keys_QD, rows_R, self.own.metric))
 
     def crop(self, count: int) -> OwnText:
-        """Without the last `count` states."""
+        """Return the text without its last `count` states."""
         if not count:
             return self
         own, left = self.own, self.read - count
@@ -158,7 +158,7 @@ class OwnText:
         return OwnText(own, states_TD, keys_TD, closed)
 
     def search(self, keys_ND: Tensor, first: int, k: int) -> Neighbours | None:
-        """The k nearest rows of the text that each of its offsets from `first` on may find; None if there are none."""
+        """Return the k nearest rows of the text for each offset from `first` on; None if there are none."""
         if self.closed is None or not k:
             return None
         open_N = torch.tensor([self.own.open(first + place) for place in range(len(keys_ND))])
@@ -169,7 +169,9 @@ class OwnText:
 def merged_with_own(
     neighbours: Neighbours, texts: Sequence[OwnText | None], keys_BTD: Tensor, counts: Sequence[int], k: int, size: int
 ) -> Neighbours:
-    """The neighbours in a store of `size` positions and in the texts' own pasts, [B, T, K]; `counts` are new tokens."""
+    """Merge neighbours in a store of `size` positions with those in the texts' own pasts, [B, T, K].
+
+    `counts` is the number of new tokens of each text."""
     if not any(text is not None and text.rows for text in texts):
         return neighbours
     lines = []
@@ -191,7 +193,7 @@ def merged_with_own(
 def over_texts(
     predictor: Predictor, neighbours: Neighbours, texts: Sequence[OwnText | None]
 ) -> tuple[Predictor, Neighbours]:
-    """A predictor whose store has the texts' own rows, and the neighbours as positions in it."""
+    """Return a predictor whose store has the texts' own rows, and the neighbours as positions in it."""
     closed = [None if text is None else text.closed for text in texts]
     parts = [one for one in closed if one is not None]
     if not parts:
@@ -208,7 +210,7 @@ def over_texts(
 
 
 def with_text(store: Store, lm: BaseLM, tokens: Sequence[int]) -> Store:
-    """A store with a text behind its last position, to cite it by; its states are not there."""
+    """Return a store with a text behind its last position, without states: for citing the text."""
     text = lm.detokenize(tokens)
     offsets = align([lm.bytes_of(token) for token in tokens], text)
     stream = MemoryStream([TokenizedDocument(NAME, text, list(tokens), offsets)])
@@ -221,7 +223,7 @@ def _cut(table: Table, lines: int) -> Table:
 
 
 def _joined(table: Table, lines: int, more: Table) -> Table:
-    """The first lines of a table, and more behind them."""
+    """Concatenate the first lines of a table and more lines."""
     if isinstance(table, Tensor):
         assert isinstance(more, Tensor)
         return torch.cat([table[:lines], more])

@@ -40,11 +40,11 @@ class SearchedText:
     continuous: bool = False
 
     def context(self, positions_BT: Tensor) -> Context:
-        """Context nodes of some positions, [B, T]."""
+        """Make context nodes of some positions, [B, T]."""
         return Context(self.text.states(positions_BT), self.read(positions_BT), self.text.document_of(positions_BT))
 
     def read(self, positions: Tensor) -> Tensor:
-        """The number of tokens of its text that are read before each position's prediction."""
+        """Return the number of tokens of its text that are read before each position's prediction."""
         return positions if self.continuous else positions - self.text.bounds(positions)[0]
 
     def predictions(
@@ -55,7 +55,7 @@ class SearchedText:
         positions: Tensor | None = None,
         shard: range | None = None,
     ) -> Iterator[tuple[Tensor, Prediction]]:
-        """All positions (or some, in order) in blocks: positions [N], and what is predicted there.
+        """Yield all positions (or some, in order) in blocks: positions [N], and what is predicted there.
 
         `shard` is a range of blocks. Blocks before it are read for what the network carries over from them, as many
         as make its predictions the same to the last bit.
@@ -91,13 +91,13 @@ def score_text(
     wanted: Collection[str],
     positions: Tensor | None = None,
 ) -> tuple[dict[str, Floats], dict[str, float]]:
-    """Log-probability of every token by predictor, and seconds spent by part (`gnn`, `head`, `knn`)."""
+    """Return the log-probability of every token by predictor, and seconds spent by part (`gnn`, `head`, `knn`)."""
     found = score_surely(predictor, text, block, label, wanted, (), positions)
     return found.log_probs, found.seconds
 
 
 def blocks_before(predictor: Predictor, block: int, wanted: Collection[str]) -> int:
-    """How many blocks before a block its predictions depend on, to the last bit.
+    """Return how many blocks before a block its predictions depend on, to the last bit.
 
     A token attends to `context` tokens, and through each layer to as many more. Until a whole context is carried,
     tensors have other shapes, and may round differently.
@@ -109,7 +109,7 @@ def blocks_before(predictor: Predictor, block: int, wanted: Collection[str]) -> 
 
 
 def shards_of(predictor: Predictor, block: int, wanted: Collection[str], count: int) -> list[range]:
-    """The shards of a text of `count` positions: ranges of blocks."""
+    """Return the shards of a text of `count` positions: ranges of blocks."""
     blocks = math.ceil(count / block)
     size = SHARD * max(1, blocks_before(predictor, block, wanted))
     return [range(start, min(start + size, blocks)) for start in range(0, blocks, size)]
@@ -126,7 +126,7 @@ def score_surely(
     draft: Draft | None = None,
     spread: Spread = here,
 ) -> SplitScores:
-    """Score every token, and keep how sure the softmax of each state named in `confident` was.
+    """Score every token; measure the confidence of the softmax of each state named in `confident`.
 
     With a draft, its folder keeps the shards that were scored, so that another attempt does not score them again.
     """
@@ -186,7 +186,7 @@ def score_shard(
     positions: Tensor | None = None,
     track: Track | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """What the tokens of some blocks score, by predictor; how sure each softmax was; the seconds of each part."""
+    """Score the tokens of some blocks: log-probabilities, confidence of each softmax, seconds of each part."""
     found: dict[str, list[Tensor]] = {f"log_probs.{name}": [] for name in wanted}
     found |= {f"sure.{name}.{field}": [] for name in confident for field in Confidence._fields}
     asked = predictor.gated(wanted) | set(confident)

@@ -55,7 +55,7 @@ class WindowCache:
     tables: Sequence[Table | JoinedTable]
 
     def lines(self, graphs: GraphBuilder, rows: range, device: str) -> list[Table]:
-        """The lines of some rows of another store in each table, made and stored as those of the cache are."""
+        """Return the lines of some rows of another store in each table, made and stored as those of the cache are."""
         like = [table.tables[0] if isinstance(table, JoinedTable) else table for table in self.tables]
         quantizers = [table.quantizer for table in like if isinstance(table, CodedTable)]
         half = isinstance(like[0], Tensor) and like[0].dtype == torch.float16
@@ -67,7 +67,7 @@ class WindowCache:
         return list(plain)
 
     def sources(self, graph: Graph) -> Iterator[Sources]:
-        """What the inter edges of each layer read."""
+        """Yield the sources of the inter edges of each layer."""
         options, windows = self.model.options, graph.windows
         mask_NS = edge_mask(graph, options.inter_slots)
         position_NS = edge_lines(graph, windows.place_UW[:, options.inter_slots])
@@ -91,12 +91,12 @@ def inter_slots(options: GnnOptions) -> int:
 
 
 def per_row(options: GnnOptions, layer: int) -> bool:
-    """Whether the windows that a layer reads have been updated."""
+    """Return whether the windows that a layer reads have been updated."""
     return layer > 0 and options.neighbour_updates
 
 
 def table_shapes(options: GnnOptions, projected: bool, rows: int) -> list[tuple[int, ...]]:
-    """The shapes of the tables of a form, for a store with `rows` rows."""
+    """Return the shapes of the tables of a form, for a store with `rows` rows."""
     width = options.width * (2 if projected else 1)
     shared = not projected and not options.neighbour_updates
     shapes: list[tuple[int, ...]] = []
@@ -106,7 +106,7 @@ def table_shapes(options: GnnOptions, projected: bool, rows: int) -> list[tuple[
 
 
 def make_tables(model: GnnModel, windows: Windows, projected: bool) -> list[Tensor]:
-    """The lines of some windows: [P, C], by position, before the first window update, else [U, slots, C]."""
+    """Return the lines of some windows: [P, C], by position, before the first window update, else [U, slots, C]."""
     options = model.options
     states_PD = model.enter(windows.states_PD, NEIGHBOUR)
     updated = model.window_states(states_PD, windows.place_UW, windows.slot_UW)
@@ -136,7 +136,7 @@ class TableMaker:
 
     @torch.inference_mode()
     def lines(self, graphs: GraphBuilder, rows_U: Tensor, projected: bool) -> list[npt.NDArray[Any]]:
-        """The lines of some rows in every table, as they are stored."""
+        """Return the lines of some rows in every table, as they are stored."""
         tables = [table.numpy() for table in lines_of(self.model, graphs, rows_U, projected, self.device)]
         if not self.quantizers:
             return [rounded_table(table, self.dtype) for table in tables]
@@ -175,7 +175,7 @@ class SegmentTables(RowShards):
 
 
 def tables_work(maker: TableMaker, graphs: GraphBuilder) -> Work:
-    """The work of the tasks that make the tables of the segments of a store."""
+    """Return the work of the tasks that make the tables of the segments of a store."""
     bases = graphs.store.bases.tolist()
 
     def opened(segment: int, projected: bool) -> SegmentTables:
@@ -185,7 +185,7 @@ def tables_work(maker: TableMaker, graphs: GraphBuilder) -> Work:
 
 
 def open_cache(artifact: Artifact, model: GnnModel, store: Store, device: str) -> WindowCache | None:
-    """The cache with its network; None if the run has no cache."""
+    """Open the cache with its network; None if the run has no cache."""
     form = artifact.facts["form"]
     if form == "none":
         return None
@@ -212,7 +212,7 @@ def cache_bytes(shapes: list[tuple[int, ...]], config: CacheConfig) -> int:
 
 
 def lines_of(model: GnnModel, graphs: GraphBuilder, rows_U: Tensor, projected: bool, device: str) -> list[Tensor]:
-    """The lines of these rows in every table."""
+    """Return the lines of these rows in every table."""
     windows = graphs.windows(rows_U)
     centre_U = windows.place_UW[:, graphs.left]
     tables = make_tables(model, windows.to(torch.device(device)), projected)
@@ -223,7 +223,7 @@ def lines_of(model: GnnModel, graphs: GraphBuilder, rows_U: Tensor, projected: b
 
 
 def load_quantizers(path: Path) -> list[Quantizer]:
-    """The quantizers in a file, one per table."""
+    """Load the quantizers in a file, one per table."""
     return quantizers_in(load_file(path))
 
 

@@ -30,7 +30,7 @@ class IndexChoice:
 
 
 def choose_index(config: IndexConfig, rows: int, width: int) -> IndexChoice:
-    """What `auto` stands for over so many rows of this width; any other kind stands for itself.
+    """Resolve `auto` for this number of rows and this width; any other kind stands for itself.
 
     >>> choose_index(IndexConfig(kind="auto"), 60_000, 576).kind, choose_index(IndexConfig(kind="ivf"), 10, 4).kind
     ('exact', 'ivf')
@@ -59,7 +59,7 @@ def choose_index(config: IndexConfig, rows: int, width: int) -> IndexChoice:
 
 
 def _coded(code: int, width: int, cells: str) -> str:
-    """Keys in so many bytes: one for each of all values, for each of some, or for every two of twice as many."""
+    """Return a factory string with `code` bytes a key: a byte for each value, for some of them, or for every two."""
     if code >= width:
         return f"{cells},SQ8"
     few = FEW_VALUES * code < width
@@ -67,12 +67,12 @@ def _coded(code: int, width: int, cells: str) -> str:
 
 
 def resolved(config: IndexConfig, rows: int, width: int) -> IndexConfig:
-    """The config with the kind that is built in place of `auto`."""
+    """Replace `auto` in a config by the kind that is built."""
     return config.model_copy(update={"kind": choose_index(config, rows, width).kind})
 
 
 def factory_of(config: IndexConfig, rows: int) -> str:
-    """The FAISS factory string of a kind other than `auto` and `exact`."""
+    """Return the FAISS factory string of a kind other than `auto` and `exact`."""
     if config.kind == "ivf":
         return f"{_cells(config.clusters_of(rows), rows)},Flat"
     if config.kind == "paper":

@@ -19,7 +19,7 @@ K1, B = 1.5, 0.75  # the usual weights of repeated tokens and of passage length
 
 
 def plan_passages(starts: npt.ArrayLike, length: int) -> Ids:
-    """Where each passage begins and ends, [N, 2]: documents are cut into pieces of `length` tokens.
+    """Return where each passage begins and ends, [N, 2]: documents are cut into pieces of `length` tokens.
 
     The last passage of a document reaches back, so that it is not shorter than the others; only a shorter document
     makes a shorter passage. `starts` are those of a stream, whose documents end with a position that has no token.
@@ -51,7 +51,7 @@ class PassageIndex:
 
     @classmethod
     def over(cls, stream: Stream, length: int) -> PassageIndex:
-        """Passages of `length` tokens of a split."""
+        """Return passages of `length` tokens of a split."""
         tokens = np.asarray(stream.tokens, dtype=np.int64)
         return cls([tokens[first:last] for first, last in plan_passages(stream.starts, length).tolist()])
 
@@ -59,7 +59,7 @@ class PassageIndex:
         return len(self.passages)
 
     def scores(self, query: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """The BM25 score of every passage, [N]; a token that the query repeats counts each time."""
+        """Return the BM25 score of every passage, [N]; a token that the query repeats counts each time."""
         query = np.asarray(query, dtype=np.int64)
         known = query[np.isin(query, self._vocabulary)]
         if self._bm25 is None or not len(known):
@@ -69,14 +69,14 @@ class PassageIndex:
         return found
 
     def find(self, query: npt.ArrayLike, count: int) -> tuple[int, ...]:
-        """The best passages, best first, ties by number; fewer than `count` if fewer share a token with the query."""
+        """Return the best passages, best first, ties by number; only passages that share a token with the query."""
         scores = self.scores(query)
         best = np.argsort(-scores, kind="stable")[:count]
         return tuple(best[scores[best] > 0].tolist())
 
 
 def open_bm25() -> Any:
-    """An empty BM25 index of the library; refused with advice where the library is missing."""
+    """Return an empty BM25 index; raise with advice if the library is missing."""
     try:
         import bm25s
     except ImportError:

@@ -38,7 +38,7 @@ class ExactIndex:
 
     @classmethod
     def over(cls, keys: npt.NDArray[Any], positions_R: Tensor, metric: str, device: str = "cpu") -> ExactIndex:
-        """An index over some positions of stored keys."""
+        """Return an index over some positions of stored keys."""
         return cls(as_keys(mapped(keys)[positions_R].to(device), metric), positions_R.to(device), metric)
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class ExactIndex:
         return self._similarity(as_keys(keys_ND.to(self.keys_RD.device), self.metric), rows_NC)
 
     def _scores(self, queries_nD: Tensor, scores_cR: Tensor) -> Tensor:
-        """The products of queries and keys, [n, R]; of many queries, in the buffer."""
+        """Return the products of queries and keys, [n, R]; of many queries, in the buffer."""
         if few_rows(queries_nD, self.keys_RD):
             return product(queries_nD, self.keys_RD)
         return torch.mm(queries_nD, self.keys_RD.T, out=scores_cR[: len(queries_nD)])
@@ -80,7 +80,7 @@ class ExactIndex:
     def _search(
         self, queries_nD: Tensor, scores_nR: Tensor, k: int, open_R: Tensor | None, barred: list[Tensor] | None
     ) -> Neighbours:
-        """The k nearest, given the products of queries and keys, which are overwritten."""
+        """Return the k nearest, given the products of queries and keys, which are overwritten."""
         if self._square_R is not None:  # 2 q.x - |x|^2 ranks as minus the squared distance does
             scores_nR = scores_nR.mul_(2).sub_(self._square_R)
         if open_R is not None:
@@ -103,13 +103,13 @@ class ExactIndex:
         return found
 
     def _nearest(self, queries_nD: Tensor, values_nC: Tensor, rows_nC: Tensor, k: int) -> Neighbours:
-        """The k nearest of candidates, by similarities made anew."""
+        """Return the k nearest of candidates, by similarities computed from the keys."""
         barred_nC = torch.isneginf(values_nC)
         similarity_nC = self._similarity(queries_nD, rows_nC).masked_fill_(barred_nC, -math.inf)
         return sorted_neighbours(self.positions_R[rows_nC].masked_fill_(barred_nC, -1), similarity_nC, k)
 
     def _similarity(self, queries_nD: Tensor, rows_nC: Tensor) -> Tensor:
-        """The similarity of each query with its candidates, each computed separately."""
+        """Return the similarity of each query with its candidates, each computed separately."""
         count, width = rows_nC.shape[1], self.keys_RD.shape[1]
         out_nC = torch.empty(rows_nC.shape, device=rows_nC.device)
         step = max(1, GATHERED_AT_ONCE // (count * width))
@@ -125,7 +125,7 @@ class ExactIndex:
 
 
 def largest(scores_nR: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values of each line and where they are, largest first.
+    """Return the largest values of each line and where they are, largest first.
 
     They are all in the blocks of columns with the largest maxima, as many blocks as values are wanted. Looking for the
     blocks first leaves far less to sort.
@@ -149,7 +149,7 @@ def largest(scores_nR: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def sorted_neighbours(positions_NC: Tensor, similarity_NC: Tensor, k: int) -> Neighbours:
-    """The k nearest of some candidates, by (similarity, position).
+    """Return the k nearest of some candidates, by (similarity, position).
 
     >>> found = sorted_neighbours(torch.tensor([[7, 3, -1]]), torch.tensor([[0.5, 0.5, -math.inf]]), 2)
     >>> found.positions.tolist()

@@ -32,7 +32,7 @@ BATCH = 65_536
 
 
 def training_rows(clusters: int, rows: int) -> int:
-    """How many of its rows an index with `clusters` clusters is trained on."""
+    """Return how many of its rows an index with `clusters` clusters is trained on."""
     return min(rows, max(TRAIN_ROWS, ROWS_PER_CLUSTER * clusters))
 
 
@@ -43,7 +43,7 @@ def check_index(config: IndexConfig, width: int, rows: int) -> None:
 
 
 def empty_index(config: IndexConfig, width: int, rows: int) -> Any:
-    """An untrained index of the configured kind, for about `rows` rows."""
+    """Return an untrained index of the configured kind, for about `rows` rows."""
     config = resolved(config, rows, width)
     if config.kind == "paper":
         check_bytes(width, config.bytes, "index.bytes")
@@ -71,7 +71,7 @@ def build_faiss_parts(
     spread: Spread = here,
     learned_from: Rows | SomeRows | None = None,
 ) -> list[Path]:
-    """Train an index on a sample of all keys, and make a copy of it with the rows of each segment: their files.
+    """Train an index on a sample of all keys, fill a copy for each segment, and return their files.
 
     `learned_from`: the rows that the sample is drawn from, if not all.
     """
@@ -99,12 +99,12 @@ def build_faiss_parts(
 
 
 def index_inputs(states: str, text: Stream, trained: str, metric: str) -> dict[str, str]:
-    """What the index of a segment is made from: its states, by fingerprint, its text, and the trained index's file."""
+    """Return the inputs of a segment's index: fingerprints of its states and text, checksum of the trained index."""
     return {"states": states, "text": text.fingerprint, "trained": trained, "metric": metric}
 
 
 def _place(part: Path) -> Path:
-    """Where a part is: it waits for the others, or was in place before."""
+    """Return where a part is: still waiting for the others, or already in place."""
     waiting = draft_path(part)
     return waiting if (waiting / FILE).is_file() else part
 
@@ -124,7 +124,7 @@ def train_to(
 
 
 def train_index(keys: Array, rows: Rows | SomeRows, config: IndexConfig, seed: int) -> Any:
-    """An index without rows, trained on some of the keys."""
+    """Return an index without rows, trained on some of the keys."""
     index = empty_index(config, keys.shape[1], len(rows))
     ivf = faiss.try_extract_index_ivf(index)
     wanted = training_rows(0 if ivf is None else ivf.nlist, len(rows))
@@ -152,7 +152,7 @@ def _transforms(index: Any) -> list[Any]:
 
 
 def filling(encoded: Artifact, stream: Stream, metric: str, trained: Path) -> Work:
-    """The work of the tasks that fill a copy of a trained index for each segment."""
+    """Return the work of the tasks that fill a copy of a trained index for each segment."""
 
     def fill(segment: int, path: Path) -> None:
         keys, rows = segment_keys(encoded, segment), Rows.of(stream.segments[segment])

@@ -50,7 +50,7 @@ class FaissIndex:
         return len(self._rows)
 
     def assign(self, keys_ND: Tensor) -> Tensor | QueryAssignment:
-        """The queries with the lists that each looks into, for this index and for other copies of it."""
+        """Assign queries to the lists that each looks into, for this index and for other copies of it."""
         return keys_ND if self._by_list(len(keys_ND)) is None else self._assigned(keys_ND, self.probes)
 
     def search(self, keys_ND: Tensor | QueryAssignment, k: int, allowed: Allowed | None = None) -> Neighbours:
@@ -87,7 +87,7 @@ class FaissIndex:
         return out_NC
 
     def _by_list(self, queries: int) -> InvertedLists | None:
-        """The lists, where they are searched one after the other for so many queries."""
+        """Return the lists if so many queries are searched list by list, else None."""
         worth = self._lists is not None and self._lists.shared(queries, self.probes) >= WORTH
         return self._lists if worth else None
 
@@ -114,7 +114,7 @@ class FaissIndex:
         return Neighbours(torch.from_numpy(positions), self._as_similarity(torch.from_numpy(scores)))
 
     def _as_similarity(self, scores: Tensor) -> Tensor:
-        """From minus the squared distance; between unit vectors that is 2 cos - 2."""
+        """Convert minus the squared distance to a similarity; between unit vectors the score is 2 cos - 2."""
         scores = scores.clamp(max=0.0)
         return 1 + scores / 2 if self.metric == "cosine" else scores
 
@@ -153,7 +153,7 @@ class FaissIndex:
         return found
 
     def _fetched(self, queries: Floats, fetch: int, open_R: npt.NDArray[np.bool_] | None, probes: int) -> Neighbours:
-        """What the index finds; of inverted lists, the nearest by (similarity, position)."""
+        """Search the index; among ties of inverted lists, the lowest positions are kept."""
         if self._lists is None:
             return self._found(queries, fetch, open_R, probes)
         nearest, lines, count = Neighbours.none(len(queries), k=fetch), torch.arange(len(queries)), fetch + SPARE
@@ -224,7 +224,7 @@ def _keys(asked: Tensor | QueryAssignment) -> Tensor:
 
 
 def _has_coarse_scores(index: Any) -> bool:
-    """Whether an index, or one inside it, scores with a few bits."""
+    """Return whether an index, or one inside it, scores with a few bits."""
     inner = [index, faiss.try_extract_index_ivf(index)]
     if isinstance(index, faiss.IndexPreTransform):
         inner.append(faiss.downcast_index(index.index))

@@ -51,14 +51,14 @@ class Rows:
         return self.starts[:-1] - torch.arange(len(self.starts) - 1)
 
     def positions(self, rows: Tensor) -> Tensor:
-        """The position of each row: as many further on as documents have ended before it."""
+        """Return the position of each row: the row plus the number of documents that end before it."""
         return rows + torch.searchsorted(self._first_rows, rows.contiguous(), right=True) - 1
 
     def all(self) -> Tensor:
         return self.positions(torch.arange(len(self)))
 
     def open(self, positions_P: Tensor) -> Tensor:
-        """Which rows are open, given which positions are."""
+        """Return which rows may be found, given which positions may."""
         has_token_P = torch.ones(len(positions_P), dtype=torch.bool)
         has_token_P[self.starts[1:] - 1] = False
         return positions_P[has_token_P]
@@ -78,7 +78,7 @@ class SomeRows:
 
 
 def live_rows(stream: Stream, live: Sequence[Tensor | None]) -> Rows | SomeRows:
-    """The rows of a stream that may be found; `live` says for each segment which positions may, None if all may."""
+    """Return the rows of a stream that may be found; `live` marks such positions of each segment, None if all."""
     rows = Rows.of(stream)
     if all(live_P is None for live_P in live):
         return rows
@@ -100,7 +100,7 @@ class Allowed:
     positions: Tensor | None = None
 
     def within(self, first: int, last: int) -> Allowed:
-        """The same for the positions from `first` on, before `last`, counted from there.
+        """Return the same for the positions from `first` on, before `last`, counted from there.
 
         >>> barred = (torch.tensor([3, 0]), torch.tensor([6, 2]))
         >>> [end.tolist() for end in Allowed(barred).within(5, 9).barred]
@@ -123,11 +123,11 @@ class Index(Protocol):
     metric: str
 
     def __len__(self) -> int:
-        """How many rows can be found."""
+        """Return how many rows can be found."""
         ...
 
     def search(self, keys_ND: Tensor, k: int, allowed: Allowed | None = None) -> Neighbours:
-        """The k nearest allowed positions of each query, [N, k], nearest first, ties by position.
+        """Return the k nearest allowed positions of each query, [N, k], nearest first, ties by position.
 
         Similarity is the cosine, or minus the squared distance. If fewer are allowed, the remaining entries are -1 and
         minus infinity.
@@ -135,16 +135,16 @@ class Index(Protocol):
         ...
 
     def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
-        """The k nearest of some indexed positions of each query, by similarities computed from the keys."""
+        """Return the k nearest of some indexed positions of each query, by similarities computed from the keys."""
         ...
 
     def similarity(self, keys_ND: Tensor, positions_NC: Tensor) -> Tensor:
-        """The similarity of each query with some indexed positions, computed from the keys, [N, C]."""
+        """Return the similarity of each query with some indexed positions, computed from the keys, [N, C]."""
         ...
 
 
 def as_keys(states: Tensor, metric: str) -> Tensor:
-    """States as float32 keys; unit length under cosine.
+    """Return states as float32 keys; unit length under cosine.
 
     >>> as_keys(torch.tensor([[3.0, 4.0]]), "cosine")
     tensor([[0.6000, 0.8000]])
@@ -156,12 +156,12 @@ def as_keys(states: Tensor, metric: str) -> Tensor:
 
 
 def keys_of(encoded: Artifact, split: str) -> Array:
-    """The search keys of a split, through all its segments: its states, or the keys stored with them."""
+    """Return the search keys of a split, through all its segments: its states, or the keys stored with them."""
     return joined([files.array(key_file(encoded)) for files in split_files(encoded, split)])
 
 
 def segment_keys(encoded: Artifact, number: int) -> Array:
-    """The search keys of one segment of train."""
+    """Return the search keys of one segment of train."""
     return encoded.parts[number].array(key_file(encoded))
 
 

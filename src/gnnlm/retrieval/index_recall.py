@@ -30,7 +30,7 @@ ROUNDING = 1e-6  # similarities that differ by less, relative to 1 or to their s
 
 
 def recall_ks(k: int) -> list[int]:
-    """The numbers of neighbours to look at where k are searched for.
+    """Return the numbers of neighbours to look at where k are searched for.
 
     >>> recall_ks(1024), recall_ks(16)
     ([1, 10, 128, 1024], [1, 10, 16])
@@ -39,7 +39,7 @@ def recall_ks(k: int) -> list[int]:
 
 
 def recall_of(found: Neighbours, keys_ND: Tensor, exact: Index, ks: Sequence[int]) -> dict[int, float]:
-    """Recall at each of some k, averaged over queries, of what an index found for their keys, nearest first, [N, K].
+    """Return the mean recall at each of some k of what an index found for the keys, nearest first, [N, K].
 
     `exact` indexes the same rows. Missing neighbours (-1) are not found; where there are fewer than k rows, all of
     them are wanted.
@@ -50,21 +50,21 @@ def recall_of(found: Neighbours, keys_ND: Tensor, exact: Index, ks: Sequence[int
 def recall_of_index(
     index: Index, keys_ND: Tensor, stored: Array, rows: Rows | SomeRows, ks: Sequence[int]
 ) -> dict[int, float]:
-    """Recall of an index over `stored` keys, which are read once, a piece after the other: it needs little memory."""
+    """Return the recall of an index over `stored` keys, which are read once, in pieces, to save memory."""
     k = min(max(ks), len(rows))
     true_NK = nearest(keys_ND, stored, rows, k, index.metric).similarity
     return recall_from(index.search(keys_ND, k), keys_ND, index, true_NK, ks)
 
 
 def checked_keys(encoded: Artifact, seed: int) -> Tensor:
-    """The keys of the valid positions on which an index is compared with exact search."""
+    """Return the keys of the valid positions on which an index is compared with exact search."""
     valid = keys_of(encoded, "valid")
     drawn = np.sort(np.random.default_rng(seed).permutation(len(valid))[:CHECKED])
     return read_rows(valid, torch.from_numpy(drawn))
 
 
 def checked_recall(index: Index, encoded: Artifact, rows: Rows | SomeRows, keys_ND: Tensor) -> dict[str, float]:
-    """What an index finds for these keys of what exact search of its rows does, for several k, as it is recorded."""
+    """Return the recall of an index for these keys against exact search of its rows, by k, as it is recorded."""
     found = recall_of_index(index, keys_ND, keys_of(encoded, "train"), rows, RECALL_KS)
     return {str(k): recall for k, recall in found.items()}
 
@@ -72,7 +72,7 @@ def checked_recall(index: Index, encoded: Artifact, rows: Rows | SomeRows, keys_
 def nearest(
     keys_ND: Tensor, stored: Array, rows: Rows | SomeRows, k: int, metric: str, label: str = "exact search"
 ) -> Neighbours:
-    """The k nearest of all rows, as exact search finds them, with the memory of a piece of them."""
+    """Return the k nearest of all rows by exact search, reading a piece of the keys at a time."""
     best = Neighbours.none(len(keys_ND), k=k)
     with Track(label, len(rows), "rows", brief=True) as track:
         for some in torch.arange(len(rows)).split(ROWS_AT_ONCE):
@@ -88,7 +88,7 @@ def nearest(
 def recall_from(
     found: Neighbours, keys_ND: Tensor, index: Index, true_NK: Tensor, ks: Sequence[int]
 ) -> dict[int, float]:
-    """From the similarities of the true neighbours; those of the found ones are computed from the keys."""
+    """Return the recall, given the true similarities; those of the found rows are computed from the keys."""
     recalls = {}
     for k in ks:
         wanted = min(k, len(index))

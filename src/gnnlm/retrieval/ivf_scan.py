@@ -60,7 +60,7 @@ class InvertedLists:
 
     @staticmethod
     def of(index: Any, rows: Rows) -> InvertedLists | None:
-        """The lists of an index; None if it has none, if FAISS packs their codes, or if positions need over 32 bits."""
+        """Return the lists of an index; None if it has none, FAISS packs the codes, or positions exceed 32 bits."""
         ivf = faiss.try_extract_index_ivf(index)
         kinds = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
         outer = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
@@ -71,11 +71,11 @@ class InvertedLists:
         return InvertedLists(index, rows)
 
     def shared(self, queries: int, probes: int) -> float:
-        """How many of so many queries look into a list, on average."""
+        """Return how many of so many queries look into a list, on average."""
         return queries * min(probes, self.count) / self.count
 
     def assign(self, keys_ND: Tensor, queries: Floats, probes: int) -> QueryAssignment:
-        """The lists nearest to each query."""
+        """Return the lists nearest to each query."""
         chain: Any = self._index.chain if isinstance(self._index, faiss.IndexPreTransform) else None
         for number in range(0 if chain is None else chain.size()):
             queries = chain.at(number).apply(queries)
@@ -89,7 +89,7 @@ class InvertedLists:
         barred: tuple[Numbers, Numbers] | None = None,
         open_P: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[Numbers, Floats]:
-        """The k nearest positions of each query in its lists, and minus their squared distances, [N, k].
+        """Return the k nearest positions of each query in its lists, and minus their squared distances, [N, k].
 
         `barred` bounds the positions, low..high, that each query may not find; `open_P` says which positions all may.
         """
@@ -141,7 +141,7 @@ class _Codes:
         self._ivf, self.order_D = ivf, torch.arange(ivf.d)  # in which order a row's values are decoded
 
     def anchors(self, centroids_CD: Tensor) -> Tensor:
-        """From which point the rows of each list are taken."""
+        """Return the point from which the rows of each list are measured."""
         self._centroids = centroids_CD
         return centroids_CD
 
@@ -182,7 +182,7 @@ class _Levels(_Codes):
         self._step_D = torch.from_numpy((all_ - none)[0])[self.order_D] / (2**bits - 1)
 
     def anchors(self, centroids_CD: Tensor) -> Tensor:
-        """Where a code of zeros lies: all steps go from there."""
+        """Return the vector of a code of zeros, from which all steps go."""
         if not self._ivf.by_residual:
             return self._lowest_D.expand(centroids_CD.shape)
         return centroids_CD[:, self.order_D] + self._lowest_D
@@ -212,7 +212,7 @@ def _inverted(index: Any) -> Any:
 
 
 def _viewed(pointer: Any, length: int) -> npt.NDArray[Any]:
-    """An array over memory that belongs to FAISS."""
+    """Return an array over memory that belongs to FAISS."""
     return faiss.rev_swig_ptr(pointer, length) if length else np.empty(0, np.uint8)
 
 

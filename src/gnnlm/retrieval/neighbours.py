@@ -25,7 +25,7 @@ class Neighbours:
 
     @classmethod
     def none(cls, *queries: int, k: int = 0) -> Neighbours:
-        """Queries that found nothing.
+        """Make the result of queries that found nothing.
 
         >>> Neighbours.none(2, k=1).positions.tolist()
         [[-1], [-1]]
@@ -34,7 +34,7 @@ class Neighbours:
 
     @classmethod
     def joined(cls, parts: Sequence[Neighbours]) -> Neighbours:
-        """The queries of all, one after the other; where there are fewer neighbours, empty ones."""
+        """Concatenate the queries of all parts, padded to the most neighbours."""
         k = max(part.k for part in parts)
         padded = [part.padded(k) for part in parts]
         return cls(torch.cat([p.positions for p in padded]), torch.cat([p.similarity for p in padded]))
@@ -44,11 +44,11 @@ class Neighbours:
         return self.positions.shape[-1]
 
     def nearest(self, k: int) -> Neighbours:
-        """The k nearest of each query."""
+        """Return the k nearest of each query."""
         return self if k >= self.k else Neighbours(self.positions[..., :k], self.similarity[..., :k])
 
     def padded(self, k: int) -> Neighbours:
-        """Exactly k entries for each query: cut, or padded with empty ones."""
+        """Cut or pad to exactly k entries for each query."""
         if k <= self.k:
             return self.nearest(k)
         missing = Neighbours.none(*self.positions.shape[:-1], k=k - self.k)
@@ -58,7 +58,7 @@ class Neighbours:
         )
 
     def listed(self) -> Iterator[list[tuple[int, float]]]:
-        """Position and similarity of the real neighbours of each of some queries, [N, K].
+        """Yield position and similarity of the real neighbours of each query, [N, K].
 
         >>> list(Neighbours(torch.tensor([[3, -1]]), torch.tensor([[0.5, -math.inf]])).listed())
         [[(3, 0.5)]]
@@ -89,11 +89,11 @@ class NeighbourTable:
         return int(self.ids.shape[1])
 
     def positions(self, lines: Tensor) -> Tensor:
-        """The query positions of some lines."""
+        """Return the query positions of some lines."""
         return lines if self.queried is None else self.queried[lines]
 
     def at(self, positions: Tensor, k: int | None = None) -> Neighbours:
-        """The k nearest neighbours of query positions; none where a position was not queried."""
+        """Return the k nearest neighbours of query positions; none where a position was not queried."""
         k = self.k if k is None else min(k, self.k)
         lines, known = positions, None
         if self.queried is not None:

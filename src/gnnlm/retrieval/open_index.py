@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, device: str = "cpu") -> SegmentedIndex:
-    """The index of a run over the keys of its store; a segment's part is read at the first search."""
+    """Open the index of a run over the keys of its store; a segment's part is read at the first search."""
     metric = made.facts["metric"]
     if made.facts["kind"] == "exact":
         return open_exact(encoded, stream, metric, device)
@@ -31,7 +31,7 @@ def open_index(made: Artifact, encoded: Artifact, stream: Stream, probes: int, d
 def open_parts(
     files: Sequence[Path | Callable[[], Path]], encoded: Artifact, stream: Stream, metric: str, probes: int
 ) -> SegmentedIndex:
-    """The FAISS index of each segment, from its file, which is asked for when the segment is first searched."""
+    """Open the FAISS index of each segment from its file, which is asked for when the segment is first searched."""
     from gnnlm.retrieval.faiss_index import FaissIndex, open_faiss_index
 
     def opened(number: int) -> FaissIndex:
@@ -43,7 +43,7 @@ def open_parts(
 
 
 def open_exact(encoded: Artifact, stream: Stream, metric: str, device: str = "cpu") -> SegmentedIndex:
-    """Exact search over the keys of a store, whatever index its run has."""
+    """Open exact search over the keys of a store, whatever index its run has."""
 
     def opened(number: int) -> Index:
         positions_R = Rows.of(stream.segments[number]).all()

@@ -54,7 +54,7 @@ class LeakageRule:
 
     @classmethod
     def of(cls, config: Config, receptive_field: int, unbroken: bool = False) -> LeakageRule:
-        """The rule that a config asks for, with a base model of this receptive field.
+        """Make the rule that a config asks for, with a base model of this receptive field.
 
         Training reads blocks, and nothing is carried from one to the next; `unbroken` is for documents read whole.
         """
@@ -70,7 +70,7 @@ class LeakageRule:
         return self.receptive_field + self.reach + self.carried
 
     def excluded(self, positions: Ids, first: Ids, last: Ids, places: Ids | None = None) -> tuple[Ids, Ids]:
-        """The range low..high (both included) that each position may not retrieve.
+        """Return the range low..high (both included) that each position may not retrieve.
 
         `first` and `last` bound its document. `places` are given where the LM read on from document to document: the
         receptive field then crosses their bounds.
@@ -115,7 +115,7 @@ class Queries:
         return self.stream.places() if self.continuous and self.rule is not None else None
 
     def allowed(self, positions: Ids, places: Ids | None) -> Allowed | None:
-        """The store positions that these positions may find."""
+        """Return the store positions that these positions may find."""
         if self.rule is None:
             return None
         number = self.stream.document_of(positions)
@@ -127,7 +127,7 @@ class Queries:
 def build_tables(
     draft: Draft, splits: list[Queries], index: Index, rows: int, shard: int, spread: Spread = here
 ) -> Artifact:
-    """A table for each split; `rows` is the store's size, `shard` the number of queries between two commits."""
+    """Write a table for each split; `rows` is the store's size, `shard` the number of queries between two commits."""
     for queries in splits:
         if not queries.are_all:
             draft.save(f"{queries.stream.split}.positions.npy", queries.positions)
@@ -146,7 +146,7 @@ def build_tables(
 
 
 def ids_dtype(rows: int) -> np.dtype[Any]:
-    """The type of positions in the tables of a store with this many.
+    """Return the type of positions in the tables of a store with this many.
 
     A store of half as many positions as 32 bits can number may double by added segments, and its type stays the same.
 
@@ -195,7 +195,7 @@ def search_table(
     positions_N: Tensor | None = None,
     allowed: Allowed | None = None,
 ) -> NeighbourTable:
-    """The neighbours of some keys, in memory, `chunk` keys at a time.
+    """Search for some keys, `chunk` at a time, and keep the neighbours in memory.
 
     `positions_N` are the text positions of the keys, ascending, where they are not all of them. `allowed` may bar
     positions for all queries alike.
@@ -212,7 +212,7 @@ def search_table(
 
 
 def open_table(tables: Artifact, split: str) -> NeighbourTable:
-    """The neighbours of a split's positions."""
+    """Open the neighbours of a split's positions."""
     some = f"{split}.positions.npy"
     queried = torch.from_numpy(np.array(tables.array(some))) if some in tables.manifest.files else None
     return NeighbourTable(tables.array(f"{split}.ids.npy"), tables.array(f"{split}.similarity.npy"), queried)

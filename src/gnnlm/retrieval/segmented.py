@@ -54,7 +54,7 @@ class SegmentedIndex:
         return cls(stream.bases.tolist(), rows, metric, opened, assign)
 
     def between(self, first: int, last: int) -> SegmentedIndex:
-        """The index of the segments from `first` on, before `last`; it counts positions from the first of them."""
+        """Return the index of the segments first..last-1; its positions count from the first of them."""
         bases = [base - self.bases[first] for base in self.bases[first : last + 1]]
         rows = self.rows[first:last]
         return SegmentedIndex(bases, rows, self.metric, lambda number: self.segment(first + number), self.assign)
@@ -85,7 +85,7 @@ class SegmentedIndex:
         return merged(found, k).padded(k)
 
     def assigned(self, keys_ND: Tensor) -> Any:
-        """The queries as each segment is asked with them."""
+        """Return the queries in the form in which each segment searches them."""
         return keys_ND if self.assign is None else self.assign(self.segment(0), keys_ND)
 
     def compare(self, keys_ND: Tensor, positions_NC: Tensor, k: int) -> Neighbours:
@@ -136,7 +136,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def merged(found: Sequence[Neighbours], k: int) -> Neighbours:
-    """The k nearest of what several searches found for the same queries.
+    """Merge the results of several searches for the same queries into the k nearest.
 
     >>> near = [Neighbours(torch.tensor([[p]]), torch.tensor([[0.5]])) for p in (7, 3)]
     >>> merged(near, 1).positions.tolist()

@@ -48,7 +48,7 @@ class TombstonedIndex:
 
 
 def without_removed(whole: SegmentedIndex, live: Sequence[Tensor | None], rows: Sequence[int]) -> SegmentedIndex:
-    """An index that does not find removed documents.
+    """Return an index that does not find removed documents.
 
     `live` says for each segment which positions may be found, None if all may; `rows` is how many may be.
     """
@@ -59,7 +59,7 @@ def without_removed(whole: SegmentedIndex, live: Sequence[Tensor | None], rows: 
         return index if live_P is None else TombstonedIndex(index, live_P, rows[number])
 
     def assign(index: Index, keys_ND: Tensor) -> Any:
-        """By the index that is asked: the first segment may be held by another process."""
+        """Assign queries with the index that is asked: the first segment may be held by another process."""
         assert whole.assign is not None
         return whole.assign(index.whole if isinstance(index, TombstonedIndex) else index, keys_ND)
 

@@ -30,7 +30,7 @@ class _Space:
         self._held: dict[str, Floats] = {}
 
     def of(self, name: str, size: int) -> Floats:
-        """Room for so many values of 32 bits."""
+        """Return memory for so many values of 32 bits."""
         if name not in self._held or len(self._held[name]) < size:
             self._held[name] = np.empty(size, np.float32)
         return self._held[name][:size]
@@ -59,11 +59,11 @@ class NearestRows:
 
     @staticmethod
     def at_once(k: int, rows: int) -> int:
-        """How many queries there is memory for."""
+        """Return the number of queries that memory allows at once."""
         return max(1, NUMBERS_AT_ONCE // NearestRows.room(k, rows))
 
     def add(self, lines_n: Numbers, distances_nR: Floats, positions_R: npt.NDArray[np.int32]) -> None:
-        """Keep those of some rows that are within the bounds of the queries with these numbers, each named once."""
+        """Keep those of some rows that are within the bounds of these queries; each query is named once."""
         kept = np.flatnonzero(distances_nR <= self._bounds_N[lines_n, None])
         ends = np.searchsorted(kept, len(positions_R) * np.arange(len(lines_n) + 1))
         counts_n = np.diff(ends)
@@ -81,7 +81,7 @@ class NearestRows:
         self._filled_N[lines_n] += counts_n
 
     def cut(self, beyond: int | None = None) -> None:
-        """Cut to the k nearest of each query that holds more than so many rows, k unless told."""
+        """Cut each query that holds more than `beyond` rows (k by default) to its k nearest."""
         k = self._k
         for lines_m in np.array_split(lines := np.flatnonzero(self._filled_N > (beyond or k)), len(lines) // 256 + 1):
             held_mC = self._held_NC[lines_m, : self._filled_N[lines_m].max(initial=k)]
@@ -102,6 +102,6 @@ class NearestRows:
 
 
 def _distances(numbers: Numbers) -> Floats:
-    """The distances of some numbers; infinity where there is no row."""
+    """Return the distances of some numbers; infinity where there is no row."""
     found = (numbers >> 32).astype(np.int32).view(np.float32)
     return np.where(np.isnan(found), np.float32(np.inf), found)
