@@ -142,7 +142,9 @@ def _compare(benchmark: Benchmark, split: str, number: int, counted: _TextCounts
 
 def _articles(lines: Iterator[str]) -> Iterator[Document]:
     """Yield articles, named by their titles; every line belongs to an article."""
-    name, kept, blank = "", list[str](), True
+    name = ""
+    kept = list[str]()
+    blank = True
     for line in lines:
         title = TITLE.match(line) if blank else None
         if title and any(each.strip() for each in kept):
@@ -218,7 +220,8 @@ def _hub_lines(name: str, split: str) -> Lines:
     sentences = BENCHMARKS[name].sentences
     if sentences is None:
         return hub_lines(name, *HUB[name], {"valid": "validation"}.get(split, split))
-    test, valid = sentences[2], sentences[1]  # the hub's test split is all held-out shards, one after another
+    test = sentences[2]
+    valid = sentences[1]  # the hub's test split is all held-out shards, one after another
     rows = {"train": None, "test": range(test), "valid": range(test, test + valid)}
     return hub_lines(name, *HUB[name], "train" if split == "train" else "test", rows[split])
 
@@ -231,9 +234,11 @@ def _enwik8(folder: Path | None, files: dict[str, Path] | None) -> SplitDocument
         parts = {split: _unpacked(path) for split, path in files.items()}
     else:
         if folder is None:
-            file, data = "the hub's file", "".join(_hub_lines("enwik8", "train")()).encode()
+            file = "the hub's file"
+            data = "".join(_hub_lines("enwik8", "train")()).encode()
         else:
-            file, data = str(_enwik8_file(folder)), _unpacked(_enwik8_file(folder))
+            file = str(_enwik8_file(folder))
+            data = _unpacked(_enwik8_file(folder))
         if len(data) != ENWIK8_BYTES or hashlib.md5(data, usedforsecurity=False).hexdigest() != ENWIK8_MD5:
             raise CorpusError(
                 f"{file} is not enwik8: expected {ENWIK8_BYTES:,} bytes with MD5 {ENWIK8_MD5} (got {len(data):,} bytes)"

@@ -125,7 +125,8 @@ def _folder_of(config: CorpusConfig) -> Path | None:
 
 def _dataset_name(config: CorpusConfig) -> str:
     """Return the path of a dataset in the data folder, if it is there; otherwise the name itself."""
-    folder, name = _folder_of(config), config.dataset or ""
+    folder = _folder_of(config)
+    name = config.dataset or ""
     return str(folder / name) if folder is not None and (folder / name).exists() else name
 
 
@@ -195,7 +196,8 @@ def build_corpus(
         vocabulary = make_vocabulary(config, splits)
         _check_vocabulary(config, vocabulary)
         vocabulary.save(draft.file(VOCABULARY).parent)
-        tokenizer, vocab_size = vocabulary, len(vocabulary)
+        tokenizer = vocabulary
+        vocab_size = len(vocabulary)
         facts["vocabulary"] = {"kind": vocabulary.kind, "size": len(vocabulary)}
     seen = None if config.overlap_rule == "skip" else SeenText(config.overlap_ngram)
     for split in SPLITS:
@@ -267,7 +269,8 @@ def _place(
                 yield made
 
     with Track(f"corpus {split}", len(documents), "documents") as track:
-        coming, longest = tokenized(), None
+        coming = tokenized()
+        longest = None
         if split != "train" and max_tokens is not None:
             coming, longest = even_beginnings(coming, max_tokens, config.shared_by)
         for document in up_to(coming, max_tokens):
@@ -324,7 +327,8 @@ def even_length(lengths: Sequence[int], limit: int) -> int:
     >>> even_length([10, 2, 8], 12), even_length([10, 2, 8], 13), even_length([3, 2], 5)
     (5, 6, 3)
     """
-    share, left = 0, limit
+    share = 0
+    left = limit
     for place, length in enumerate(sorted(lengths)):
         share = -(-left // (len(lengths) - place))
         if length >= share:

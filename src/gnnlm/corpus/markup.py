@@ -43,7 +43,8 @@ class _Reader(HTMLParser):
         super().__init__(convert_charrefs=True)
         self._parts: list[str] = []
         self._hidden = self._preformatted = 0  # how many such elements are open
-        self._breaks, self._space = 0, False  # what is due before the next word
+        self._breaks = 0
+        self._space = False  # what is due before the next word
 
     def text(self) -> str:
         lines = re.sub(r"\n{3,}", "\n\n", "".join(self._parts)).strip("\n")
@@ -81,4 +82,5 @@ class _Reader(HTMLParser):
         if self._parts:
             self._parts.append("\n" * self._breaks or " " * self._space)
         self._parts.append(text)
-        self._breaks, self._space = 0, False
+        self._breaks = 0
+        self._space = False

@@ -66,7 +66,8 @@ def source_fingerprint(
     """Return a digest of each of the source's files, by the name it is cited by: changes whenever the text does."""
     if source == PYTHON_DOCS:
         return {PYTHON_DOCS: f"{platform.python_implementation()} {platform.python_version()}"}
-    root, digests = Path(source), {}
+    root = Path(source)
+    digests = {}
     for file in list_files(root, leave_out, suffixes):
         name = cited(file.name if file == root else file.relative_to(root).as_posix())
         try:

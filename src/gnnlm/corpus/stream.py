@@ -174,7 +174,8 @@ class Stream(TokenStream):
 
     def __init__(self, corpus: Artifact, split: str, texts: Sequence[Files] | None = None) -> None:
         """`texts` are the files of each segment, if not those that the corpus has for the split."""
-        self.split, self._corpus = split, corpus
+        self.split = split
+        self._corpus = corpus
         self._texts = tuple(split_files(corpus, split) if texts is None else texts)
         assert self._texts, f"no text of {split} in {corpus.path}"
         self.tokens = joined([text.array("tokens.npy") for text in self._texts])
@@ -214,5 +215,6 @@ class Stream(TokenStream):
     def tokenized(self, number: int) -> TokenizedDocument:
         """Return a document as it was tokenized."""
         begin, end = self.starts[number : number + 2].tolist()
-        document, offsets = self.documents[number], self.offsets[begin : end - 1].tolist()
+        document = self.documents[number]
+        offsets = self.offsets[begin : end - 1].tolist()
         return TokenizedDocument(document.name, document.text, self.tokens[begin : end - 1].tolist(), offsets)

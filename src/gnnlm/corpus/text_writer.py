@@ -24,7 +24,9 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     >>> token_dtype(32768), token_dtype(49152)
     (dtype('int16'), dtype('int32'))
     """
-    return np.dtype(np.int16 if vocab_size <= 2**15 else np.int32 if vocab_size <= 2**31 else np.int64)
+    if vocab_size <= 2**15:
+        return np.dtype(np.int16)
+    return np.dtype(np.int32 if vocab_size <= 2**31 else np.int64)
 
 
 class TextWriter:
@@ -32,8 +34,12 @@ class TextWriter:
 
     def __init__(self, vocab_size: int) -> None:
         self._dtype = token_dtype(vocab_size)
-        self._tokens, self._offsets, self._starts = array("i"), array("i"), array("q", [0])
-        self._lines, self._names, self._json = array("q", [0]), list[str](), bytearray()
+        self._tokens = array("i")
+        self._offsets = array("i")
+        self._starts = array("q", [0])
+        self._lines = array("q", [0])
+        self._names = list[str]()
+        self._json = bytearray()
 
     def __len__(self) -> int:
         """Return the number of positions."""
@@ -90,8 +96,12 @@ class SplitWriter:
     """
 
     def __init__(self, draft: Draft, split: str, vocab_size: int, segment: int | None = None) -> None:
-        self._draft, self._split, self._vocab_size, self._segment = draft, split, vocab_size, segment
-        self._text, self._segments = TextWriter(vocab_size), 0
+        self._draft = draft
+        self._split = split
+        self._vocab_size = vocab_size
+        self._segment = segment
+        self._text = TextWriter(vocab_size)
+        self._segments = 0
         self.documents = self.tokens = self.bytes = self.words = 0
 
     def add(self, document: TokenizedDocument) -> None:
@@ -106,7 +116,8 @@ class SplitWriter:
 
     def _write_segment(self) -> None:
         self._draft.part(part_name(self._segments, TEXT), self._text.inputs, self._text.write_part)
-        self._text, self._segments = TextWriter(self._vocab_size), self._segments + 1
+        self._text = TextWriter(self._vocab_size)
+        self._segments += 1
 
     def finish(self) -> dict[str, int]:
         """Write what is left and return the counts of the split."""

@@ -34,7 +34,8 @@ class WordVocabulary:
 
     def __init__(self, words: Sequence[str], eos: str = EOS, unk: str = UNK) -> None:
         self.words = list(words)
-        self._eos, self._unk = eos, unk
+        self._eos = eos
+        self._unk = unk
         missing = [word for word in (eos, unk) if word not in self._ids]
         if missing:
             raise ModelError(
@@ -73,8 +74,12 @@ class WordVocabulary:
         >>> WordVocabulary(["<eos>", "a", "b", "<unk>"]).tokenize("a b\\nc")
         ([1, 2, 0, 3, 0], [0, 2, 3, 4, 5])
         """
-        ids, offsets, at = [], [], 0
-        known, unknown, end = self._ids, self._ids[self._unk], self._ids[self._eos]
+        ids = []
+        offsets = []
+        at = 0
+        known = self._ids
+        unknown = self._ids[self._unk]
+        end = self._ids[self._eos]
         for line in text.split("\n"):
             for word in WORD.finditer(line):
                 ids.append(known.get(word.group(), unknown))
@@ -148,7 +153,8 @@ class ByteVocabulary:
         >>> ByteVocabulary([10, 97, 195, 169]).tokenize("a\\u00e9a")
         ([1, 2, 3, 1], [0, 1, 1, 2])
         """
-        values, offsets = as_bytes(text), byte_offsets(text)
+        values = as_bytes(text)
+        offsets = byte_offsets(text)
         if not self._has_newlines:
             values, offsets = values[values != NEWLINE], offsets[values != NEWLINE]
         ids = self._ids[values]

@@ -63,7 +63,8 @@ def encode_windows(lm: BaseLM, windows: Sequence[EncodingWindow], batch_tokens: 
     while by_length:
         longest = len(windows[by_length[0]].tokens)
         count = max(1, batch_tokens // longest)
-        batch, by_length = by_length[:count], by_length[count:]
+        batch = by_length[:count]
+        by_length = by_length[count:]
         tokens_BT = torch.full((len(batch), longest), lm.start_token, dtype=torch.long)
         for line, number in enumerate(batch):
             tokens_BT[line, : len(windows[number].tokens)] = torch.from_numpy(windows[number].tokens)
@@ -143,13 +144,15 @@ class SegmentStates(RowShards):
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        rows, dtype = len(self.stream.segments[self.number]), DTYPES[self.encoder.store.dtype]
+        rows = len(self.stream.segments[self.number])
+        dtype = DTYPES[self.encoder.store.dtype]
         return {name: Layout((rows, width), dtype) for name, width in self.encoder.widths.items()}
 
     @cached_property
     def windows(self) -> list[list[EncodingWindow]]:
         """The windows of each shard, which together fill at least one batch."""
-        config, store = self.encoder.config, self.encoder.store
+        config = self.encoder.config
+        store = self.encoder.store
         shards: list[list[EncodingWindow]] = [[]]
         size = read = 0
         for window in segment_windows(self.stream, self.number, self.encoder.lm, config):
@@ -193,7 +196,8 @@ def build_store(
             "lm.whole_lines needs a word-level model, which has a token for the end of a line; this model has none"
         )
     _check_memory(lm, lm_config)
-    encoder, train = Encoder(lm, lm_config, store), streams["train"]
+    encoder = Encoder(lm, lm_config, store)
+    train = streams["train"]
     before = [text.fingerprint for text in train.segments] if lm_config.continuous else None
     inputs = [states_inputs(made_from, text, before) for text in train.segments]
     names = [part_name(number, STATES) for number in range(len(inputs))]

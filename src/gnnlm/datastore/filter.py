@@ -38,7 +38,8 @@ class DocumentLookup:
     """The documents of a store by name and tag."""
 
     def __init__(self, names: Mapping[int, str], tags: Mapping[str, Collection[int]]) -> None:
-        self._names, self._tags = names, tags
+        self._names = names
+        self._tags = tags
         self._numbers: dict[str, set[int]] = {}
         for number, name in names.items():
             self._numbers.setdefault(name, set()).add(number)

@@ -123,7 +123,9 @@ def train_quantizer(sample_ND: npt.NDArray[Any], size: int, seed: int, name: str
     pq.cp.seed = seed + 1
     pq.cp.min_points_per_centroid = 1
     opq = faiss.OPQMatrix(width, size)
-    opq.niter, opq.pq, opq.max_train_points = OPQ_ROUNDS, pq, count
+    opq.niter = OPQ_ROUNDS
+    opq.pq = pq
+    opq.max_train_points = count
     opq.train(sample)
     rotation = faiss.vector_to_array(opq.A).reshape(width, width)
     pq.train(np.ascontiguousarray(sample @ rotation.T))

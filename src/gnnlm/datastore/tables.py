@@ -43,7 +43,8 @@ class JoinedTable:
         Everything is read from the table with the most lines, and what belongs to others is put in its place: copying
         some lines takes longer than reading all.
         """
-        flat, bases = lines.flatten(), self._bases.to(lines.device)
+        flat = lines.flatten()
+        bases = self._bases.to(lines.device)
         number_N = torch.searchsorted(bases, flat, right=True) - 1
         counts = number_N.bincount(minlength=len(self.tables))
         most = int(counts.argmax())

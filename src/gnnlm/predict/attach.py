@@ -54,16 +54,20 @@ def taken(model: OpenBook, given: Attachments) -> list[TokenizedDocument]:
 
 def attached(model: OpenBook, documents: Sequence[TokenizedDocument]) -> OpenBook:
     """Return the model with documents behind those of its store; the model itself does not change."""
-    text, reading = MemoryStream(documents), model.reading
+    text = MemoryStream(documents)
+    reading = model.reading
     rule = LMConfig(window=reading.window, context=reading.context, whole_lines=reading.whole_lines)
     encoder = Encoder(model.lm, rule, StoreConfig(key=reading.key, dtype=reading.dtype))
     made = SegmentStates(encoder, text).in_memory()
     states, keys = made["states"], made.get("keys", made["states"])
     segment = replace(Segment.over(text, states), states_PD=coded_like(model.store, states))
-    store, rows = Store([*model.store.segments, segment]), Rows.of(text)
-    metric, device = model.index.metric, str(model.predictor.head.device)
+    store = Store([*model.store.segments, segment])
+    rows = Rows.of(text)
+    metric = model.index.metric
+    device = str(model.predictor.head.device)
     indexes: list[Index] = [model.index, ExactIndex.over(keys, rows.all(), metric, device)]
-    bases, sizes = [0, len(model.store), len(store)], [len(model.index), len(rows)]
+    bases = [0, len(model.store), len(store)]
+    sizes = [len(model.index), len(rows)]
     index = SegmentedIndex(bases, sizes, metric, indexes.__getitem__)
     predictor = with_segments(model.predictor, store, [cached_lines(model.predictor, segment)])
     return replace(model, store=store, index=index, predictor=predictor)

@@ -19,8 +19,10 @@ CHUNK_DRAWS = 2**22  # documents drawn at once
 def bootstrap_means(values: Floats, document: Ints, samples: int, seed: int) -> Floats:
     """Return the mean of all tokens' values in each resample of the documents, in ascending order."""
     count = int(document.max()) + 1
-    sums, sizes = np.bincount(document, weights=values, minlength=count), np.bincount(document, minlength=count)
-    rng, parts = np.random.default_rng(seed), []
+    sums = np.bincount(document, weights=values, minlength=count)
+    sizes = np.bincount(document, minlength=count)
+    rng = np.random.default_rng(seed)
+    parts = []
     step = max(1, CHUNK_DRAWS // count)
     for start in range(0, samples, step):
         drawn = rng.integers(count, size=(min(step, samples - start), count))

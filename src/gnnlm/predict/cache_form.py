@@ -43,7 +43,8 @@ def choose_form(
     """
     if config.form != "auto":
         return {"form": config.form, "trials": []}
-    place, tokens = torch.device(device), trial.context.document_BT.numel()
+    place = torch.device(device)
+    tokens = trial.context.document_BT.numel()
 
     def made(states: bool) -> Graph:
         return graphs(trial.context, trial.neighbours, states).to(place)

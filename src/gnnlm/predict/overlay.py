@@ -44,7 +44,8 @@ def cached_lines(predictor: Predictor, segment: Segment, first: int = 0) -> Line
 
 def with_segments(predictor: Predictor, store: Store, lines: Sequence[Lines]) -> Predictor:
     """Return the predictor over a store that has more segments, given the cache's lines of each."""
-    graphs, cache = replace(predictor.graphs, store=store), predictor.cache
+    graphs = replace(predictor.graphs, store=store)
+    cache = predictor.cache
     if cache is not None:
         assert isinstance(cache, WindowCache)
         tables = [

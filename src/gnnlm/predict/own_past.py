@@ -115,9 +115,11 @@ class OwnText:
     def grown(self, tokens: Tokens, states_TD: Tensor, keys_TD: Tensor) -> OwnText:
         """Return the text after more was read: `tokens` are all tokens so far, states and keys only the new ones."""
         own = self.own
-        states_TD, keys_TD = states_TD.to("cpu", own.dtype), as_keys(keys_TD.to(own.predictor.head.device), own.metric)
+        states_TD = states_TD.to("cpu", own.dtype)
+        keys_TD = as_keys(keys_TD.to(own.predictor.head.device), own.metric)
         if len(self.states_TD):
-            states_TD, keys_TD = torch.cat([self.states_TD, states_TD]), torch.cat([self.keys_TD, keys_TD])
+            states_TD = torch.cat([self.states_TD, states_TD])
+            keys_TD = torch.cat([self.keys_TD, keys_TD])
         more = own.open(self.rows + len(states_TD) - 1) - self.rows
         if not more:
             return OwnText(own, states_TD, keys_TD, self.closed)
@@ -126,8 +128,11 @@ class OwnText:
 
     def _closed(self, tokens: Tokens, states_QD: Tensor, keys_QD: Tensor) -> OwnSegment:
         """Return the rows that can be found with more of them, given the new states and keys."""
-        old, before, predictor = self.closed, self.rows, self.own.predictor
-        store, positions = predictor.graphs.store, self.rows + len(states_QD)
+        old = self.closed
+        before = self.rows
+        predictor = self.own.predictor
+        store = predictor.graphs.store
+        positions = self.rows + len(states_QD)
         table: Table = coded_like(store, states_QD.numpy())
         if old is not None:
             states_QD = torch.cat([old.states_PD[:before], states_QD])
@@ -148,7 +153,8 @@ class OwnText:
         """Return the text without its last `count` states."""
         if not count:
             return self
-        own, left = self.own, self.read - count
+        own = self.own
+        left = self.read - count
         rows = min(self.rows, own.open(left - 1))
         if self.closed is None or rows == self.rows:
             return OwnText(own, self.states_TD[: left - self.rows], self.keys_TD[: left - self.rows], self.closed)
@@ -176,7 +182,8 @@ def merged_with_own(
         return neighbours
     lines = []
     for line, (text, count) in enumerate(zip(texts, counts, strict=True)):
-        near, found = neighbours[line], None
+        near = neighbours[line]
+        found = None
         if text is not None and count:
             found = text.search(keys_BTD[line, :count], text.read - count, k)
         if found is not None:

@@ -67,7 +67,8 @@ class SearchedText:
         carry = None
         for number in range(max(0, shard.start - blocks_before(predictor, block, wanted)), shard.stop):
             positions_N = blocks[number]
-            context, found = self.context(positions_N[None]), self.table.at(positions_N, k)
+            context = self.context(positions_N[None])
+            found = self.table.at(positions_N, k)
             prediction, carry = predictor.step(context, found[None], wanted, carry)
             if number in shard:
                 yield positions_N, prediction[0]
@@ -196,8 +197,10 @@ def score_shard(
     for positions_N, prediction in text.predictions(predictor, block, wanted, positions, shard):
         seconds["gnn"] += time.perf_counter() - began
         targets_N = text.text.tokens(positions_N)
-        real, targets_N = (targets_N >= 0).to(device), targets_N[targets_N >= 0].to(device)
-        began, prediction = time.perf_counter(), prediction[real]
+        real = (targets_N >= 0).to(device)
+        targets_N = targets_N[targets_N >= 0].to(device)
+        began = time.perf_counter()
+        prediction = prediction[real]
         lm = prediction.lm_scores(targets_N, asked)
         seconds["head"] += time.perf_counter() - began
         began = time.perf_counter()

@@ -68,7 +68,8 @@ class WindowCache:
 
     def sources(self, graph: Graph) -> Iterator[Sources]:
         """Yield the sources of the inter edges of each layer."""
-        options, windows = self.model.options, graph.windows
+        options = self.model.options
+        windows = graph.windows
         mask_NS = edge_mask(graph, options.inter_slots)
         position_NS = edge_lines(graph, windows.place_UW[:, options.inter_slots])
         extra_tables: tuple[Tensor, ...] = ()
@@ -77,7 +78,8 @@ class WindowCache:
             known = len(windows.tokens_P) > 0  # else windows are positions in the store
             tokens_NS = windows.tokens_P[position_NS] if known else self.store.tokens(position_NS.cpu())
             lines_NS = self.model.features(tokens_NS.to(position_NS.device))
-            extra_tables, extra_lines = (self.model.features_VE,), (lines_NS,)
+            extra_tables = (self.model.features_VE,)
+            extra_lines = (lines_NS,)
         slots = torch.arange(inter_slots(options), device=mask_NS.device)
         slot_NS = edge_lines(graph, windows.rows_U[:, None] * len(slots) + slots)
         for number in range(options.layers):
@@ -112,7 +114,8 @@ def make_tables(model: GnnModel, windows: Windows, projected: bool) -> list[Tens
     updated = model.window_states(states_PD, windows.place_UW, windows.slot_UW)
     tables = []
     for number in range(len(table_shapes(options, projected, 1))):
-        layer, changed = model.layer(number), per_row(options, number)
+        layer = model.layer(number)
+        changed = per_row(options, number)
         states = next(updated) if changed else states_PD
         table = layer.pre_norm(states)
         if projected:

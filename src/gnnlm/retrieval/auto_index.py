@@ -45,7 +45,8 @@ def choose_index(config: IndexConfig, rows: int, width: int) -> IndexChoice:
         return IndexChoice(config.kind, "the config names it")
     if rows <= EXACT_ROWS:
         return IndexChoice("exact", f"{rows:,} rows are at most {EXACT_ROWS:,}")
-    budget, whole = config.memory_gb * 1e9, rows * (2 * width + BESIDE_A_CODE)
+    budget = config.memory_gb * 1e9
+    whole = rows * (2 * width + BESIDE_A_CODE)
     limit = f"index.memory_gb ({config.memory_gb:g})"
     cells = _cells(config.clusters or int(2 * math.sqrt(rows)), rows)
     if whole <= budget:

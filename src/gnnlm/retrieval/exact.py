@@ -31,9 +31,13 @@ class ExactIndex:
 
     def __init__(self, keys_RD: Tensor, positions_R: Tensor, metric: str) -> None:
         """`keys_RD` come from `as_keys`; `positions_R` are sorted."""
-        self.keys_RD, self.positions_R, self.metric = keys_RD, positions_R, metric
+        self.keys_RD = keys_RD
+        self.positions_R = positions_R
+        self.metric = metric
         self._square_R = keys_RD.square().sum(1) if metric == "l2" else None
-        largest = 1.0 if self._square_R is None else float(self._square_R.max()) if len(keys_RD) else 1.0
+        largest = 1.0
+        if self._square_R is not None and len(keys_RD):
+            largest = float(self._square_R.max())
         self._rounding = 2.0**-23 * math.sqrt(keys_RD.shape[1]) * 4 * max(1.0, largest)
 
     @classmethod
@@ -92,14 +96,16 @@ class ExactIndex:
                 scores_nR[line, first:end] = -math.inf
         margin = self._rounding * (1.0 if self._square_R is None else 1.0 + float(queries_nD.square().sum(1).max()))
         found = Neighbours.none(len(queries_nD), k=k).to(queries_nD.device)
-        lines, count = torch.arange(len(queries_nD), device=queries_nD.device), min(len(self), k + SPARE)
+        lines = torch.arange(len(queries_nD), device=queries_nD.device)
+        count = min(len(self), k + SPARE)
         while len(lines):  # all queries; then those whose k-th place is shared by more rows than were looked at
             values_nC, rows_nC = largest(scores_nR if len(lines) == len(scores_nR) else scores_nR[lines], count)
             last_n = values_nC[:, -1]
             whole_n = (last_n < values_nC[:, k - 1] - margin) | torch.isneginf(last_n) | (count == len(self))
             near = self._nearest(queries_nD[lines[whole_n]], values_nC[whole_n], rows_nC[whole_n], k)
             found.positions[lines[whole_n]], found.similarity[lines[whole_n]] = near.positions, near.similarity
-            lines, count = lines[~whole_n], min(len(self), 4 * count)
+            lines = lines[~whole_n]
+            count = min(len(self), 4 * count)
         return found
 
     def _nearest(self, queries_nD: Tensor, values_nC: Tensor, rows_nC: Tensor, k: int) -> Neighbours:
@@ -110,7 +116,8 @@ class ExactIndex:
 
     def _similarity(self, queries_nD: Tensor, rows_nC: Tensor) -> Tensor:
         """Return the similarity of each query with its candidates, each computed separately."""
-        count, width = rows_nC.shape[1], self.keys_RD.shape[1]
+        count = rows_nC.shape[1]
+        width = self.keys_RD.shape[1]
         out_nC = torch.empty(rows_nC.shape, device=rows_nC.device)
         step = max(1, GATHERED_AT_ONCE // (count * width))
         for start in range(0, len(rows_nC), step):

@@ -81,7 +81,8 @@ def build_faiss_parts(
         for path in spread.files(draft.shards, train, [FileTask("trained", TRAINED)]):
             disk.rename(path, file)
             draft.commit(TRAINED)
-    learned, segments = file_digest(file), zip(stream.segments, encoded.parts, strict=True)
+    learned = file_digest(file)
+    segments = zip(stream.segments, encoded.parts, strict=True)
     inputs = [index_inputs(states.fingerprint, text, learned, config.metric) for text, states in segments]
     names = [part_name(number, PART) for number in range(len(inputs))]
     missing = [n for n, name in enumerate(names) if found_part(draft.path.parent / name, inputs[n]) is None]
@@ -155,7 +156,8 @@ def filling(encoded: Artifact, stream: Stream, metric: str, trained: Path) -> Wo
     """Return the work of the tasks that fill a copy of a trained index for each segment."""
 
     def fill(segment: int, path: Path) -> None:
-        keys, rows = segment_keys(encoded, segment), Rows.of(stream.segments[segment])
+        keys = segment_keys(encoded, segment)
+        rows = Rows.of(stream.segments[segment])
         fill_index(trained, keys, rows, metric, path, numbered("index", segment, len(encoded.parts)))
 
     return fill

@@ -41,7 +41,10 @@ class FaissIndex:
 
     def __init__(self, index: Any, keys: Array, rows: Rows, metric: str, by_lists: bool = True) -> None:
         """`by_lists`: search list by list what can be; otherwise FAISS scans the lists of each query."""
-        self._index, self._keys, self._rows, self.metric = index, keys, rows, metric
+        self._index = index
+        self._keys = keys
+        self._rows = rows
+        self.metric = metric
         self._ivf = faiss.try_extract_index_ivf(index)
         self._lists = InvertedLists.of(index, rows) if by_lists else None
         self._proposes = self._lists is None and _has_coarse_scores(index)
@@ -122,12 +125,14 @@ class FaissIndex:
 
     def _ask_faiss(self, keys_ND: Tensor, k: int, allowed: Allowed) -> Neighbours:
         """Fetch, filter, and fetch more for the queries that have too few left."""
-        queries, barred = self._queries(keys_ND), allowed.barred
+        queries = self._queries(keys_ND)
+        barred = allowed.barred
         open_R = None if allowed.positions is None else self._rows.open(allowed.positions).numpy()
         found = Neighbours.none(len(queries), k=k)
         closed = torch.zeros(len(queries), dtype=torch.long) if barred is None else barred[1] - barred[0] + 1
         enough = (k + closed).clamp(max=len(self))
-        lines, probes = torch.arange(len(queries)), self.probes
+        lines = torch.arange(len(queries))
+        probes = self.probes
         fetch = k if barred is None else min(2 * k, len(self))
         fetch = min(int(PROPOSED * fetch), len(self)) if self._proposes else fetch
         while len(lines):
@@ -146,7 +151,8 @@ class FaissIndex:
                 found.positions[part], found.similarity[part] = best.positions, best.similarity
             short = found.positions[lines, -1] < 0
             if open_R is not None and probes < self._count:  # the filter left too few rows in the searched lists
-                lines, probes = lines[short], min(4 * probes, self._count)
+                lines = lines[short]
+                probes = min(4 * probes, self._count)
             else:
                 lines = lines[short & (fetch < enough[lines])]
             fetch = fetch if barred is None else min(4 * fetch, len(self))
@@ -156,14 +162,17 @@ class FaissIndex:
         """Search the index; among ties of inverted lists, the lowest positions are kept."""
         if self._lists is None:
             return self._found(queries, fetch, open_R, probes)
-        nearest, lines, count = Neighbours.none(len(queries), k=fetch), torch.arange(len(queries)), fetch + SPARE
+        nearest = Neighbours.none(len(queries), k=fetch)
+        lines = torch.arange(len(queries))
+        count = fetch + SPARE
         while len(lines):
             count = min(count, len(self))
             found = self._found(queries[lines.numpy()], count, open_R, probes)
             best = sorted_neighbours(found.positions, found.similarity, fetch)
             nearest.positions[lines], nearest.similarity[lines] = best.positions, best.similarity
             tied = (found.similarity[:, -1] == best.similarity[:, -1]) & (found.positions[:, -1] >= 0)
-            lines, count = lines[tied & (count < len(self))], 4 * count
+            lines = lines[tied & (count < len(self))]
+            count *= 4
         return nearest
 
     def _found(self, queries: Floats, fetch: int, open_R: npt.NDArray[np.bool_] | None, probes: int) -> Neighbours:

@@ -49,7 +49,8 @@ class InvertedLists:
     def __init__(self, index: Any, rows: Rows) -> None:
         self._index = index
         self._ivf = _inverted(index)
-        lists, self.count = self._ivf.invlists, int(self._ivf.nlist)
+        lists = self._ivf.invlists
+        self.count = int(self._ivf.nlist)
         self._sizes = np.array([lists.list_size(number) for number in range(self.count)])
         self._begins = np.concatenate([[0], np.cumsum(self._sizes)])
         ids = [_viewed(lists.get_ids(number), rows) for number, rows in enumerate(self._sizes.tolist())]
@@ -93,7 +94,8 @@ class InvertedLists:
 
         `barred` bounds the positions, low..high, that each query may not find; `open_P` says which positions all may.
         """
-        positions, scores = np.empty((len(asked), k), np.int64), np.empty((len(asked), k), np.float32)
+        positions = np.empty((len(asked), k), np.int64)
+        scores = np.empty((len(asked), k), np.float32)
         with SPACE.lock:
             step = NearestRows.at_once(k, PIECE)
             for first in range(0, len(asked), step):
@@ -111,9 +113,11 @@ class InvertedLists:
         lists = lists_NP.ravel()
         order = np.argsort(lists, kind="stable")
         first = np.flatnonzero(np.diff(lists[order], prepend=-1))
-        lines, queries_ND = order // max(1, lists_NP.shape[1]), torch.from_numpy(queries)[:, self._codes.order_D]
+        lines = order // max(1, lists_NP.shape[1])
+        queries_ND = torch.from_numpy(queries)[:, self._codes.order_D]
         for low, high in itertools.pairwise([*first.tolist(), len(order)]):
-            number, lines_n = int(lists[order[low]]), lines[low:high]
+            number = int(lists[order[low]])
+            lines_n = lines[low:high]
             near_nD = queries_ND[torch.from_numpy(lines_n)] - self._anchors[number]
             squares_n1 = near_nD.square().sum(1, keepdim=True)
             for begin in range(0, int(self._sizes[number]), PIECE):
@@ -138,7 +142,8 @@ class _Codes:
     """The codes of inverted lists, decoded by FAISS."""
 
     def __init__(self, ivf: Any) -> None:
-        self._ivf, self.order_D = ivf, torch.arange(ivf.d)  # in which order a row's values are decoded
+        self._ivf = ivf
+        self.order_D = torch.arange(ivf.d)  # in which order a row's values are decoded
 
     def anchors(self, centroids_CD: Tensor) -> Tensor:
         """Return the point from which the rows of each list are measured."""
@@ -147,7 +152,8 @@ class _Codes:
 
     def decode(self, number: int, begin: int, out_RD: Tensor) -> None:
         """Fill in the rows of a list from one on, minus the list's anchor."""
-        codes, lists = self._bytes(number, begin, len(out_RD)), np.full(len(out_RD), number, np.int64)
+        codes = self._bytes(number, begin, len(out_RD))
+        lists = np.full(len(out_RD), number, np.int64)
         given = (faiss.swig_ptr(array) for array in (codes, lists, out_RD.numpy()))
         self._ivf.decode_vectors(len(out_RD), *given)
         out_RD.sub_(self._centroids[number])
@@ -188,7 +194,8 @@ class _Levels(_Codes):
         return centroids_CD[:, self.order_D] + self._lowest_D
 
     def decode(self, number: int, begin: int, out_RD: Tensor) -> None:
-        codes, out = self._bytes(number, begin, len(out_RD)), out_RD.numpy()
+        codes = self._bytes(number, begin, len(out_RD))
+        out = out_RD.numpy()
         if self._bits == 8:
             out[:] = codes
         else:

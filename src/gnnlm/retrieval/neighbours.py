@@ -95,7 +95,8 @@ class NeighbourTable:
     def at(self, positions: Tensor, k: int | None = None) -> Neighbours:
         """Return the k nearest neighbours of query positions; none where a position was not queried."""
         k = self.k if k is None else min(k, self.k)
-        lines, known = positions, None
+        lines = positions
+        known = None
         if self.queried is not None:
             lines = torch.searchsorted(self.queried, positions.contiguous()).clamp(max=len(self.queried) - 1)
             known = self.queried[lines] == positions

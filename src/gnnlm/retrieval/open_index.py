@@ -35,7 +35,8 @@ def open_parts(
     from gnnlm.retrieval.faiss_index import FaissIndex, open_faiss_index
 
     def opened(number: int) -> FaissIndex:
-        rows, file = Rows.of(stream.segments[number]), files[number]
+        rows = Rows.of(stream.segments[number])
+        file = files[number]
         path = file if isinstance(file, Path) else file()
         return open_faiss_index(path, segment_keys(encoded, number), rows, metric, probes)
 

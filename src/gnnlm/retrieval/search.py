@@ -83,7 +83,8 @@ class LeakageRule:
         span = self.span
         if places is not None:
             here = places[positions]
-            low, high = np.searchsorted(places, here - span), np.searchsorted(places, here + span, side="right") - 1
+            low = np.searchsorted(places, here - span)
+            high = np.searchsorted(places, here + span, side="right") - 1
             return (np.minimum(low, first), np.maximum(high, last)) if self.whole_document else (low, high)
         if self.whole_document:
             return first, last
@@ -119,7 +120,8 @@ class Queries:
         if self.rule is None:
             return None
         number = self.stream.document_of(positions)
-        first, last = self.stream.starts[number], self.stream.starts[number + 1] - 1
+        first = self.stream.starts[number]
+        last = self.stream.starts[number + 1] - 1
         low, high = self.rule.excluded(positions, first, last, places)
         return Allowed(barred=(torch.from_numpy(np.asarray(low)), torch.from_numpy(np.asarray(high))))
 
@@ -159,7 +161,8 @@ def ids_dtype(rows: int) -> np.dtype[Any]:
 def search_shard(splits: Mapping[str, Queries], index: Index, rows: int, split: str, start: int, stop: int) -> Arrays:
     """Return the neighbours of some queried positions of a split, counted from `start` to `stop`."""
     queries = splits[split]
-    positions, k = queries.positions[start:stop], queries.k
+    positions = queries.positions[start:stop]
+    k = queries.k
     keys_ND = read_rows(queries.keys, torch.from_numpy(positions))
     found = index.search(keys_ND, k, queries.allowed(positions, queries.places)).padded(k).to("cpu")
     ids = found.positions.numpy().astype(ids_dtype(rows))
@@ -168,10 +171,12 @@ def search_shard(splits: Mapping[str, Queries], index: Index, rows: int, split: 
 
 def _fill_table(draft: Draft, queries: Queries, kind: np.dtype[Any], shard: int, search: Work, spread: Spread) -> None:
     """Write a line for each queried position; resumes after the last complete shard."""
-    split, rows = queries.stream.split, len(queries.positions)
+    split = queries.stream.split
+    rows = len(queries.positions)
     ids = draft.writer(f"{split}.ids.npy", (rows, queries.k), kind)
     similarity = draft.writer(f"{split}.similarity.npy", (rows, queries.k), np.float32)
-    seconds, short = draft.notes.get(f"{split}.seconds", 0.0), draft.notes.get(f"{split}.short", 0)
+    seconds = draft.notes.get(f"{split}.seconds", 0.0)
+    short = draft.notes.get(f"{split}.short", 0)
     tasks = [
         Task("search", f"{split}.{start:012d}", {"split": split, "start": start, "stop": min(start + shard, rows)})
         for start in range(ids.rows, rows, shard)
@@ -201,7 +206,8 @@ def search_table(
     positions for all queries alike.
     """
     assert allowed is None or allowed.barred is None
-    k, parts = min(k, len(index)), []
+    k = min(k, len(index))
+    parts = []
     with Track(label, len(keys_ND), "queries") as track:
         for keys_nD in keys_ND.split(chunk):
             found = index.search(keys_nD, k, allowed).padded(k)

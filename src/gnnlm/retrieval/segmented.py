@@ -42,7 +42,10 @@ class SegmentedIndex:
 
         `assign` does, with one segment's index, what all segments would do alike with the queries of a search.
         """
-        self.bases, self.rows, self.metric, self.assign = tuple(bases), tuple(rows), metric, assign
+        self.bases = tuple(bases)
+        self.rows = tuple(rows)
+        self.metric = metric
+        self.assign = assign
         self._bases = torch.tensor(self.bases)
         self.segment = lru_cache(maxsize=None)(opened)  # the index of a segment, by its number
 
@@ -66,7 +69,8 @@ class SegmentedIndex:
         """See `Index.search`."""
         if len(self.rows) == 1:
             return cast(Neighbours, self._ask("search", {0: (keys_ND, k, allowed)})[0])
-        k, asked = min(k, len(self)), dict[int, tuple[Any, ...]]()
+        k = min(k, len(self))
+        asked = dict[int, tuple[Any, ...]]()
         if not len(keys_ND) or not k:
             return Neighbours.none(len(keys_ND), k=k)
         queries = self.assigned(keys_ND)
@@ -98,7 +102,8 @@ class SegmentedIndex:
         """See `Index.similarity`."""
         number_NC = torch.searchsorted(self._bases, positions_NC.cpu(), right=True) - 1
         out_NC = torch.full(positions_NC.shape, -math.inf)
-        places, asked = dict[int, tuple[Tensor, ...]](), dict[int, tuple[Any, ...]]()
+        places = dict[int, tuple[Tensor, ...]]()
+        asked = dict[int, tuple[Any, ...]]()
         for number in number_NC[number_NC >= 0].unique().tolist():  # missing neighbours (-1) are in none
             places[number] = line_M, column_M = torch.nonzero(number_NC == number, as_tuple=True)
             rows_M = positions_NC.cpu()[line_M, column_M] - self.bases[number]

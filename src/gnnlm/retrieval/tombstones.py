@@ -21,7 +21,9 @@ class TombstonedIndex:
 
     def __init__(self, index: Index, live_P: Tensor, rows: int) -> None:
         """`live_P` says which positions may be found, `rows` is how many of them are indexed."""
-        self.whole, self._rows, self.metric = index, rows, index.metric
+        self.whole = index
+        self._rows = rows
+        self.metric = index.metric
         self._allowed = Allowed(positions=live_P)
 
     def __len__(self) -> int:

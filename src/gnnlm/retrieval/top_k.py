@@ -48,7 +48,9 @@ class NearestRows:
 
     def __init__(self, queries: int, k: int, rows: int, barred: tuple[Numbers, Numbers] | None = None) -> None:
         """`rows` is the most that are added at once; `barred` bounds the positions that each query may not have."""
-        self._k, self._room, self._barred = k, self.room(k, rows), barred
+        self._k = k
+        self._room = self.room(k, rows)
+        self._barred = barred
         self._held_NC = SPACE.of("nearest", 2 * queries * self._room).view(np.int64).reshape(queries, self._room)
         self._filled_N = np.zeros(queries, np.int64)
         self._bounds_N = np.full(queries, np.inf, np.float32)
@@ -87,7 +89,8 @@ class NearestRows:
             held_mC = self._held_NC[lines_m, : self._filled_N[lines_m].max(initial=k)]
             held_mC[np.arange(held_mC.shape[1]) >= self._filled_N[lines_m, None]] = NONE
             held_mC.partition(k - 1, axis=1)
-            self._held_NC[lines_m, :k], self._filled_N[lines_m] = held_mC[:, :k], k
+            self._held_NC[lines_m, :k] = held_mC[:, :k]
+            self._filled_N[lines_m] = k
             self._bounds_N[lines_m] = _distances(held_mC[:, k - 1])
 
     def fill(self, positions_Nk: Numbers, scores_Nk: Floats) -> None:
