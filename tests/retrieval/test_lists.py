@@ -256,7 +256,7 @@ def test_a_full_disk_in_the_middle_of_search_loses_nothing(
     changes: dict[str, Any] = {"index": {"kind": "ivf"}, "search": {"shard_queries": 200}}
     whole = searched(in_segments, tmp_path / "whole", **changes)
     append, calls, done = drafts.ArrayWriter.append, [0], [0]
-    work = search_module.search_shard
+    work = search_module.SplitNeighbours.make
 
     def full(self: Any, rows: Any) -> None:
         calls[0] += 1
@@ -268,7 +268,7 @@ def test_a_full_disk_in_the_middle_of_search_loses_nothing(
         done[0] += 1
         return work(*given, **more)
 
-    monkeypatch.setattr(search_module, "search_shard", counted)
+    monkeypatch.setattr(search_module.SplitNeighbours, "make", counted)
     monkeypatch.setattr(drafts.ArrayWriter, "append", full)
     with pytest.raises(OSError, match="No space"):
         searched(in_segments, tmp_path / "run", **changes)
@@ -276,7 +276,8 @@ def test_a_full_disk_in_the_middle_of_search_loses_nothing(
     run = Run(parse_config(merge(whole.config.model_dump(mode="json"), {"run": str(tmp_path / "run")})))
     run.build("search")
     assert before >= 4
-    shards = sum(-(-len(queries.positions) // 200) for queries in run.snapshot.queries)
+    tables = (run.artifact("search").array(f"{split}.ids.npy") for split in ("train", "valid", "test"))
+    shards = sum(-(-len(table) // 200) for table in tables)
     assert done[0] == shards + 1  # only the shard that could not be appended was searched twice
     for name in whole.artifact("search").manifest.files:
         assert (run.path("search") / name).read_bytes() == (whole.path("search") / name).read_bytes()

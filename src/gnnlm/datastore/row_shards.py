@@ -1,7 +1,7 @@
-"""The rows of one part of a segment, made shard by shard: its states, its codes, or its lines of the cache.
+"""Arrays with a line per row, made shard by shard: states, codes or tables of a segment, neighbours of a split.
 
-The shards depend on the segment alone. So a part has the same bytes whether it is made at once, resumed, made in memory
-or by several processes.
+The shards depend on what is made alone. So the bytes are the same whether the arrays are made at once, resumed, made in
+memory or by several processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
 
 
 class RowShards(ABC):
-    """The arrays of one part of a segment, all with one line per row, and the shards they are made in.
+    """Arrays with one line per row, and the shards they are made in.
 
     >>> class Squares(RowShards):
     ...     layouts = {"squares": Layout((5,), np.int64)}
@@ -52,6 +52,10 @@ class RowShards(ABC):
     @abstractmethod
     def make(self, shard: int) -> Arrays:
         """Return the rows of one shard in every array."""
+
+    def counts(self, made: Arrays) -> Mapping[str, int]:
+        """Return what is counted in the rows of a shard; `write` adds it up in the draft's notes."""
+        return {}
 
     @property
     def rows(self) -> int:
@@ -79,6 +83,8 @@ class RowShards(ABC):
             for shard in map(self.make, missing) if tasks is None else tasks.make(self, draft, missing):
                 for name, writer in writers.items():
                     writer.append(shard[name])
+                for name, count in self.counts(shard).items():
+                    draft.notes[f"{prefix}{name}"] = draft.notes.get(f"{prefix}{name}", 0) + count
                 draft.notes[note] = before + track.seconds
                 draft.commit()
                 track.advance(len(next(iter(shard.values()))))

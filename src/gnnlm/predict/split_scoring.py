@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -132,26 +132,30 @@ def score_surely(
     With a draft, its folder keeps the shards that were scored, so that another attempt does not score them again.
     """
     count = len(text.text) if positions is None else len(positions)
-    asked = {"block": block, "wanted": sorted(wanted), "confident": sorted(confident)}
-    shards = [range(math.ceil(count / block))] if draft is None else shards_of(predictor, block, wanted, count)
-    found: list[Mapping[str, Any]] = []
     with Track(label, count, "tokens") as track:
         if draft is None:
-            for shard in shards:
-                found.append(score_shard(predictor, text, block, wanted, confident, shard, positions, track))
+            blocks = math.ceil(count / block)
+            found = [score_blocks(predictor, text, block, wanted, confident, 0, blocks, positions, track)]
         else:
             assert positions is None, "shards are of whole texts"
             draft.commit()  # there is something to resume from now
+            asked = {"block": block, "wanted": sorted(wanted), "confident": sorted(confident)}
+            shards = shards_of(predictor, block, wanted, count)
             tasks = [
-                Task("score", f"{fingerprint(asked)}.{shard.start:010d}",
-                     {**asked, "start": shard.start, "stop": shard.stop}, kept=True)
+                Task(
+                    "score",
+                    f"{fingerprint(asked)}.{shard.start:010d}",
+                    {**asked, "start": shard.start, "stop": shard.stop},
+                    kept=True,
+                )
                 for shard in shards
-            ]  # fmt: skip
+            ]
+            found = []
             scored = spread.arrays(draft.shards, partial(score_blocks, predictor, text), tasks)
             for shard, arrays in zip(shards, scored, strict=True):
                 found.append(arrays)
                 track.advance(min(shard.stop * block, count) - shard.start * block)
-    joined = {name: np.concatenate([each[name] for each in found]) for name in (found[0] if found else ())}
+    joined = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
     seconds = joined["seconds"].reshape(-1, len(PARTS)).sum(0)
     return SplitScores(
         {name: joined[f"log_probs.{name}"].astype(np.float64) for name in wanted},
@@ -163,6 +167,7 @@ def score_surely(
     )
 
 
+@torch.inference_mode()
 def score_blocks(
     predictor: Predictor,
     text: SearchedText,
@@ -171,30 +176,17 @@ def score_blocks(
     confident: Collection[str],
     start: int,
     stop: int,
-) -> Arrays:
-    """Return what `score_shard` finds in the blocks from `start` to `stop`."""
-    return score_shard(predictor, text, block, wanted, confident, range(start, stop))
-
-
-@torch.inference_mode()
-def score_shard(
-    predictor: Predictor,
-    text: SearchedText,
-    block: int,
-    wanted: Collection[str],
-    confident: Collection[str],
-    shard: range,
     positions: Tensor | None = None,
     track: Track | None = None,
-) -> dict[str, npt.NDArray[Any]]:
-    """Score the tokens of some blocks: log-probabilities, confidence of each softmax, seconds of each part."""
+) -> Arrays:
+    """Score the blocks start..stop-1: log-probabilities of tokens, confidence of each softmax, seconds of each part."""
     found: dict[str, list[Tensor]] = {f"log_probs.{name}": [] for name in wanted}
     found |= {f"sure.{name}.{field}": [] for name in confident for field in Confidence._fields}
     asked = predictor.gated(wanted) | set(confident)
     seconds = dict.fromkeys(PARTS, 0.0)
     device = predictor.head.device
     began = time.perf_counter()
-    for positions_N, prediction in text.predictions(predictor, block, wanted, positions, shard):
+    for positions_N, prediction in text.predictions(predictor, block, wanted, positions, range(start, stop)):
         seconds["gnn"] += time.perf_counter() - began
         targets_N = text.text.tokens(positions_N)
         real = (targets_N >= 0).to(device)

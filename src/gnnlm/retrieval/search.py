@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from torch import Tensor
 from gnnlm.artifact import Artifact, Draft, require_space
 from gnnlm.config import Config
 from gnnlm.corpus.stream import Stream
+from gnnlm.datastore.row_shards import Layout, RowShards, ShardTasks, shards_of_rows, work_of
 from gnnlm.datastore.store import read_rows
-from gnnlm.engine import Arrays, Spread, Task, Work, here
+from gnnlm.engine import Arrays, Spread, Work, here
 from gnnlm.progress import Track
 from gnnlm.retrieval.index import Allowed, Ids, Index
 from gnnlm.retrieval.neighbours import NeighbourTable
@@ -136,15 +137,14 @@ def build_tables(
     needed = sum(8 * len(queries.positions) * queries.k for queries in splits)
     require_space(draft.folder, needed - draft.bytes_there, "the neighbour tables")
     by_split = {queries.stream.split: queries for queries in splits}
-    for queries in splits:
-        _fill_table(draft, queries, ids_dtype(rows), shard, partial(search_shard, by_split, index, rows), spread)
-    return draft.finish(
-        {
-            "k": {split: queries.k for split, queries in by_split.items()},
-            "seconds": {split: draft.notes[f"{split}.seconds"] for split in by_split},
-            "short_of_k": {split: draft.notes[f"{split}.short"] for split in by_split},
-        }
-    )
+    seconds, short = {}, {}
+    for split, queries in by_split.items():
+        neighbours = SplitNeighbours(queries, index, rows, shard)
+        tasks = ShardTasks(spread, "search", {"split": split})
+        seconds[split] = neighbours.write(draft, f"search {split}", "queries", f"{split}.", tasks)
+        short[split] = draft.notes.get(f"{split}.short", 0)
+    k = {split: queries.k for split, queries in by_split.items()}
+    return draft.finish({"k": k, "seconds": seconds, "short_of_k": short})
 
 
 def ids_dtype(rows: int) -> np.dtype[Any]:
@@ -158,37 +158,41 @@ def ids_dtype(rows: int) -> np.dtype[Any]:
     return np.dtype(np.int32 if rows < 2**30 else np.int64)
 
 
-def search_shard(splits: Mapping[str, Queries], index: Index, rows: int, split: str, start: int, stop: int) -> Arrays:
-    """Return the neighbours of some queried positions of a split, counted from `start` to `stop`."""
-    queries = splits[split]
-    positions = queries.positions[start:stop]
-    k = queries.k
-    keys_ND = read_rows(queries.keys, torch.from_numpy(positions))
-    found = index.search(keys_ND, k, queries.allowed(positions, queries.places)).padded(k).to("cpu")
-    ids = found.positions.numpy().astype(ids_dtype(rows))
-    return {"ids": ids, "similarity": found.similarity.numpy()}
+@dataclass(frozen=True)
+class SplitNeighbours(RowShards):
+    """The neighbours of the queries of a split in a store of `store_rows` positions, `shard_queries` at a time."""
+
+    queries: Queries
+    index: Index
+    store_rows: int
+    shard_queries: int
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        shape = (len(self.queries.positions), self.queries.k)
+        return {"ids": Layout(shape, ids_dtype(self.store_rows)), "similarity": Layout(shape, np.float32)}
+
+    @property
+    def ends(self) -> list[int]:
+        return shards_of_rows(len(self.queries.positions), self.shard_queries)
+
+    def make(self, shard: int) -> Arrays:
+        queries = self.queries
+        positions = queries.positions[shard * self.shard_queries : (shard + 1) * self.shard_queries]
+        keys_ND = read_rows(queries.keys, torch.from_numpy(positions))
+        found = self.index.search(keys_ND, queries.k, queries.allowed(positions, queries.places))
+        found = found.padded(queries.k).to("cpu")
+        ids = found.positions.numpy().astype(ids_dtype(self.store_rows))
+        return {"ids": ids, "similarity": found.similarity.numpy()}
+
+    def counts(self, made: Arrays) -> dict[str, int]:
+        return {"short": int((made["ids"][:, -1] < 0).sum())}
 
 
-def _fill_table(draft: Draft, queries: Queries, kind: np.dtype[Any], shard: int, search: Work, spread: Spread) -> None:
-    """Write a line for each queried position; resumes after the last complete shard."""
-    split = queries.stream.split
-    rows = len(queries.positions)
-    ids = draft.writer(f"{split}.ids.npy", (rows, queries.k), kind)
-    similarity = draft.writer(f"{split}.similarity.npy", (rows, queries.k), np.float32)
-    seconds = draft.notes.get(f"{split}.seconds", 0.0)
-    short = draft.notes.get(f"{split}.short", 0)
-    tasks = [
-        Task("search", f"{split}.{start:012d}", {"split": split, "start": start, "stop": min(start + shard, rows)})
-        for start in range(ids.rows, rows, shard)
-    ]
-    with Track(f"search {split}", rows, "queries", ids.rows) as track:
-        for found in spread.arrays(draft.shards, search, tasks):
-            ids.append(found["ids"])
-            similarity.append(found["similarity"])
-            short += int((found["ids"][:, -1] < 0).sum())
-            draft.notes.update({f"{split}.seconds": seconds + track.seconds, f"{split}.short": short})
-            draft.commit()
-            track.advance(len(found["ids"]))
+def search_work(splits: Sequence[Queries], index: Index, store_rows: int, shard_queries: int) -> Work:
+    """Return the work of the tasks that search for the queries of some splits."""
+    by_split = {queries.stream.split: queries for queries in splits}
+    return work_of(lambda split: SplitNeighbours(by_split[split], index, store_rows, shard_queries))
 
 
 def search_table(

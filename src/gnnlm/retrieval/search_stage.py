@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gnnlm.artifact import Artifact, Draft
@@ -64,10 +63,10 @@ class SearchStage(Stage):
 
     def work(self, snapshot: Snapshot, inputs: Mapping[str, Any], kind: str) -> Work:
         from gnnlm.corpus.stream import SPLITS
-        from gnnlm.retrieval.search import search_shard
+        from gnnlm.retrieval.search import search_work
 
-        by_split = {queries.stream.split: queries for queries in self.queries(snapshot, inputs, SPLITS)}
-        return partial(search_shard, by_split, snapshot.index, len(snapshot.streams["train"]))
+        queries, shard = self.queries(snapshot, inputs, SPLITS), snapshot.config.search.shard_queries
+        return search_work(queries, snapshot.index, len(snapshot.streams["train"]), shard)
 
     def queries(self, snapshot: Snapshot, inputs: Mapping[str, Any], splits: Sequence[str]) -> list[Queries]:
         """Return the queries of these splits; those of train under the leakage rule."""
