@@ -93,6 +93,14 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: str) -> None:
         read_current(tmp_path)
 
 
+@pytest.mark.parametrize("path", ["refitted/../../elsewhere/tune", "/refitted/0001/tune", "segments/0000/tune"])
+def test_a_record_names_nothing_outside_its_folder(tmp_path: Path, path: str) -> None:
+    """Whole, with its checksum; what it names would be read, and deleted."""
+    commit(tmp_path, Generation(1, refitted={"tune": Refitted(path, "y")}))
+    with pytest.raises(ArtifactError, match="is damaged"):
+        read_current(tmp_path)
+
+
 def test_a_damaged_or_lost_current_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "CURRENT").write_text("two\n")
     with pytest.raises(ArtifactError, match="expected the number of a generation"):

@@ -56,6 +56,10 @@ def test_windows_stay_inside_their_document() -> None:
         [False, False, True, True],
         [True, True, True, True],
     ]
+    assert GraphBuilder(store, left=0, right=2).windows(torch.tensor([1, 3])).slot_UW.tolist() == [
+        [True, True, False],
+        [True, True, True],
+    ]
     # the last token of a document (6 at row 1) can be read by the state one past it
     assert windows.tokens_P[windows.place_UW[1]].tolist()[1:] == [5, 6, -1]
     assert windows.states_PD[windows.place_UW[3], 0].tolist() == [6, 8, 10, 12]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import gnnlm
 from gnnlm.config import parse_config
 from gnnlm.predict.open_book import OpenBook, Past
+from gnnlm.predict.own_past import OwnPast
 from gnnlm.predict.predictor import PREDICTORS, Prediction
 from gnnlm.run import Run
 from tests.conftest import merge
@@ -144,11 +146,19 @@ def test_steps_blocks_and_batches_predict_alike(model: OpenBook) -> None:
     close(together[2], read(model, [text], own=False)[0])
 
 
+def test_rows_can_be_found_when_their_windows_have_been_read() -> None:
+    for window, context, right in ((4, 0, 1), (48, 0, 3), (48, 16, 1), (8, 7, 0), (5, 2, 4)):
+        predictor: Any = SimpleNamespace(graphs=SimpleNamespace(right=right))
+        own = OwnPast(predictor, window, context, "l2", torch.float16)
+        for offset in range(200):
+            assert [*range(own.open(offset))] == findable(offset, 200, window, context, right)
+
+
 def test_causality(model: OpenBook) -> None:
     """A changed token moves nothing before it, wherever it stands in a window."""
     text = repeating(model, LENGTH, 4)
     (before,) = read(model, [text])
-    for place in (47, 64, 79, 80, 81, 112, 149):
+    for place in (47, 64, 79, 80, 81, 96, 112, 149):
         changed = [*text[:place], (text[place] + 1) % model.lm.vocab_size, *text[place + 1 :]]
         (after,) = read(model, [changed])
         for name in PREDICTORS:

@@ -123,6 +123,7 @@ def test_shares_are_exact_and_sum_to_one(book: Book) -> None:
         total = sum(want.values()) + (1 - lam) * own
         assert math.isclose(math.exp(token.log_prob), total, rel_tol=2e-3)
         got = {source.position: source.share for source in token.sources}
+        assert sorted(got.values(), reverse=True) == [*got.values()]
         for row, share in want.items():
             assert math.isclose(got.get(row, 0.0), share / total, rel_tol=5e-3, abs_tol=1e-6)
         assert math.isclose(token.book + (1 - lam) * own / total, 1.0, abs_tol=2e-3)
