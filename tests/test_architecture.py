@@ -27,7 +27,6 @@ EDGES: dict[str, set[str]] = {  # what each package imports of the others; the l
         "answers",
         "book",
         "corpus",
-        "datastore",
         "evaluate",
         "library",
         "lm",

@@ -15,7 +15,7 @@ import pytest
 from gnnlm.book import Book
 from gnnlm.run import Run
 from gnnlm.serve.limits import Limits
-from gnnlm.serve.runs import Runs, open_runs
+from gnnlm.serve.runs import ServedRuns, open_runs
 from tests.integration.browser import FLAGS, Visit, Visiting
 from tests.serve.conftest import serving
 
@@ -24,29 +24,29 @@ AXE = "axe-core@4.14.0"
 
 
 @pytest.fixture(scope="session")
-def served(tiny_run: Run) -> Runs:
+def served(tiny_run: Run) -> ServedRuns:
     return open_runs([tiny_run.root])
 
 
 @pytest.fixture(scope="session")
-def served_book(served: Runs) -> Book:
+def served_book(served: ServedRuns) -> Book:
     return served.find("tiny")[0].book
 
 
 @pytest.fixture(scope="session")
-def open_address(served: Runs) -> Iterator[str]:
+def open_address(served: ServedRuns) -> Iterator[str]:
     """A server without keys."""
     with serving(served, Limits(max_prompt=2000, max_tokens=300)) as (address, _):
         yield address
 
 
 @pytest.fixture(scope="session")
-def locked_address(served: Runs) -> Iterator[str]:
+def locked_address(served: ServedRuns) -> Iterator[str]:
     """A server with a key, and room for few."""
     from tests.serve.conftest import fresh
 
     limits = Limits(max_prompt=300, max_tokens=3000, batch=1, queue=1)
-    with serving(Runs([fresh(run) for run in served]), limits, (KEY,)) as (address, _):
+    with serving(ServedRuns([fresh(run) for run in served]), limits, (KEY,)) as (address, _):
         yield address
 
 

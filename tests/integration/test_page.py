@@ -18,7 +18,7 @@ from gnnlm.config import parse_config
 from gnnlm.run import Run
 from gnnlm.serve import static_page as page_files
 from gnnlm.serve.limits import Limits
-from gnnlm.serve.runs import Runs, open_runs
+from gnnlm.serve.runs import ServedRuns, open_runs
 from tests.conftest import TINY, merge, write_texts
 from tests.integration.browser import Visiting, begin, serious, until, write
 from tests.serve.conftest import Command, fresh, serving
@@ -52,12 +52,12 @@ def run(tiny_lm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def served(run: Run) -> Runs:
+def served(run: Run) -> ServedRuns:
     return open_runs([run.root])
 
 
 @pytest.fixture(scope="module")
-def address(served: Runs) -> Iterator[str]:
+def address(served: ServedRuns) -> Iterator[str]:
     with serving(served, LIMITS) as (address, _):
         yield address
 
@@ -337,17 +337,17 @@ def test_wide_characters_are_counted_as_the_server_counts_them(page: Any) -> Non
 # -- when things go wrong --------------------------------------------------------------------------------------
 
 
-def test_refused_then_recovers(visit: Visiting, served: Runs) -> None:
+def test_refused_then_recovers(visit: Visiting, served: ServedRuns) -> None:
     """A field out of range, a full queue, and then it works again without a reload."""
     limits = Limits(max_tokens=50, queue=1)
-    with serving(Runs([fresh(one) for one in served]), limits) as (address, desk):
+    with serving(ServedRuns([fresh(one) for one in served]), limits) as (address, context):
         page = visit(address).ready()
         write(page, tokens=51)
         assert "at most 50 tokens" in page.get_by_role("alert").inner_text()
         held, begun = threading.Event(), threading.Event()
-        blocked = desk.worker.call(lambda: (begun.set(), held.wait(60)))
+        blocked = context.worker.call(lambda: (begun.set(), held.wait(60)))
         assert begun.wait(30)
-        waiting = desk.worker.call(lambda: None)
+        waiting = context.worker.call(lambda: None)
         write(page, tokens=10)
         note = page.get_by_role("alert").inner_text()
         assert "too many requests" in note.lower()
@@ -386,8 +386,8 @@ def test_a_server_that_dies_half_way(visit: Visiting, run: Run) -> None:
         until(page, "document.querySelector('.pane .note').textContent.includes('cannot be reached')")
 
 
-def test_asks_for_a_key(visit: Visiting, served: Runs) -> None:
-    with serving(Runs([fresh(one) for one in served]), LIMITS, ("right-key-1",)) as (address, _):
+def test_asks_for_a_key(visit: Visiting, served: ServedRuns) -> None:
+    with serving(ServedRuns([fresh(one) for one in served]), LIMITS, ("right-key-1",)) as (address, _):
         seen = visit(address)
         page = seen.page
         page.wait_for_selector("#key[open]")

@@ -12,7 +12,7 @@ import pytest
 
 from gnnlm.run import Run
 from gnnlm.serve.limits import Limits
-from gnnlm.serve.runs import Runs
+from gnnlm.serve.runs import ServedRuns
 from tests.integration.browser import Visiting, serious, until, write
 from tests.serve.conftest import fresh, serving
 
@@ -185,9 +185,9 @@ def test_own_past_is_asked_for_and_cited(page: Any, tiny_run: Run) -> None:
     assert scored[-1]["own_past"] is True
 
 
-def test_what_cannot_be_attached_is_said(visit: Visiting, served: Runs) -> None:
+def test_what_cannot_be_attached_is_said(visit: Visiting, served: ServedRuns) -> None:
     limits = Limits(max_attached=50, max_body=100_000)
-    with serving(Runs([fresh(one) for one in served]), limits) as (address, _):
+    with serving(ServedRuns([fresh(one) for one in served]), limits) as (address, _):
         page = visit(address).ready()
         note = page.locator("#write .attach .note")
         choose(page, file("picture.png", b"\x89PNG\xff\x00"), file("wide.txt", b"a\x00b\x00"), file("empty.txt", ""))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gnnlm.serve.limits import Limits
-from gnnlm.serve.runs import Runs, Served
+from gnnlm.serve.runs import ServedRun, ServedRuns
 from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.integration
@@ -20,9 +20,9 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "serving.md").read_text(e
 
 
 @pytest.fixture(scope="module")
-def address(served: Runs) -> Iterator[str]:
+def address(served: ServedRuns) -> Iterator[str]:
     (run,) = served
-    with serving(Runs([Served("mine", run.book, run.report)]), Limits()) as (address, _):
+    with serving(ServedRuns([ServedRun("mine", run.book, run.report)]), Limits()) as (address, _):
         yield address
 
 

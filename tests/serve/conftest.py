@@ -15,10 +15,9 @@ import pytest
 
 from gnnlm.book import Book
 from gnnlm.run import Run
-from gnnlm.serve.app import make_desk
-from gnnlm.serve.context import Desk
+from gnnlm.serve.context import ServerContext
 from gnnlm.serve.limits import Limits, checked_keys
-from gnnlm.serve.runs import Runs, Served, open_runs
+from gnnlm.serve.runs import ServedRun, ServedRuns, open_runs
 from gnnlm.serve.server import make_server
 from gnnlm.serve.socket import address_of, bind
 from tests.cli import Process
@@ -27,16 +26,18 @@ SMALL = Limits(max_tokens=400, max_prompt=600, max_texts=12, max_body=100_000, b
 
 
 @contextlib.contextmanager
-def serving(runs: Runs, limits: Limits = SMALL, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, Desk]]:
-    """A server on a free port of loopback, in a thread; its address and its desk."""
-    desk = make_desk(runs, limits, checked_keys(keys))
+def serving(
+    runs: ServedRuns, limits: Limits = SMALL, keys: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ServerContext]]:
+    """A server on a free port of loopback, in a thread; its address and its context."""
+    context = ServerContext.of(runs, limits, checked_keys(keys))
     listening, ready = bind("127.0.0.1", 0), threading.Event()
-    server = make_server(desk, True, ready.set)
+    server = make_server(context, True, ready.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     assert ready.wait(30)
     try:
-        yield address_of(listening), desk
+        yield address_of(listening), context
     finally:
         server.should_exit = True
         thread.join(30)
@@ -44,17 +45,17 @@ def serving(runs: Runs, limits: Limits = SMALL, keys: tuple[str, ...] = ()) -> I
 
 
 @pytest.fixture(scope="session")
-def runs(tiny_run: Run) -> Runs:
+def runs(tiny_run: Run) -> ServedRuns:
     return open_runs([tiny_run.root])
 
 
 @pytest.fixture(scope="session")
-def book(runs: Runs) -> Book:
+def book(runs: ServedRuns) -> Book:
     return runs.find("tiny")[0].book
 
 
 @pytest.fixture(scope="session")
-def address(runs: Runs) -> Iterator[str]:
+def address(runs: ServedRuns) -> Iterator[str]:
     with serving(runs) as (address, _):
         yield address
 
@@ -65,17 +66,17 @@ def client(address: str) -> Iterator[httpx.Client]:
         yield client
 
 
-Serving = Callable[..., AbstractContextManager[tuple[str, Desk]]]
+Serving = Callable[..., AbstractContextManager[tuple[str, ServerContext]]]
 
 
 @pytest.fixture
-def serve(runs: Runs) -> Serving:
+def serve(runs: ServedRuns) -> Serving:
     """Start another server over the same run, with other limits or keys."""
-    return lambda **options: serving(Runs([fresh(run) for run in runs]), **options)
+    return lambda **options: serving(ServedRuns([fresh(run) for run in runs]), **options)
 
 
-def fresh(run: Served) -> Served:
-    return Served(run.name, run.book, run.report)
+def fresh(run: ServedRun) -> ServedRun:
+    return ServedRun(run.name, run.book, run.report)
 
 
 class Command(Process):

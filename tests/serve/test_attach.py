@@ -14,7 +14,7 @@ import pytest
 from gnnlm.book import Book
 from gnnlm.run import Run
 from gnnlm.serve.limits import Limits
-from gnnlm.serve.runs import Runs
+from gnnlm.serve.runs import ServedRuns
 from tests.serve.conftest import Serving, error_of, serving
 from tests.serve.test_lookup import ask
 
@@ -73,7 +73,7 @@ def test_requests_do_not_see_each_others(client: httpx.Client, book: Book, text:
     assert not any(name.startswith("attached:") for name in sources[2])
 
 
-def test_it_is_gone_with_the_request(runs: Runs, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_gone_with_the_request(runs: ServedRuns, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[Book]] = []
     begin = Book.with_documents
 
@@ -83,7 +83,7 @@ def test_it_is_gone_with_the_request(runs: Runs, text: str, monkeypatch: pytest.
         return session
 
     monkeypatch.setattr(Book, "with_documents", noted)
-    with serving(runs) as (address, desk), httpx.Client(base_url=address, timeout=60) as client:
+    with serving(runs) as (address, context), httpx.Client(base_url=address, timeout=60) as client:
         for _ in range(3):
             completion(client, text[:30], attach=notes(text[:200]))
         ask(client, "/v1/score", input=text[:30], attach=notes(text[:200]))
@@ -91,7 +91,7 @@ def test_it_is_gone_with_the_request(runs: Runs, text: str, monkeypatch: pytest.
         gc.collect()
         assert len(made) == 4
         assert sum(one() is not None for one in made) <= 1
-        assert not any(run.outdated for run, _ in desk.worker._writers)
+        assert not any(run.outdated for run, _ in context.worker._writers)
 
 
 def test_limits(serve: Serving, text: str) -> None:

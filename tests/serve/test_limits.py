@@ -14,8 +14,8 @@ import pytest
 
 from gnnlm.book import Book
 from gnnlm.errors import ConfigError
-from gnnlm.serve.limits import Keys, Limits, checked_keys
-from gnnlm.serve.runs import Runs, Served
+from gnnlm.serve.limits import ApiKeys, Limits, checked_keys
+from gnnlm.serve.runs import ServedRun, ServedRuns
 from tests.serve.conftest import SMALL, Serving, error_of, fresh
 
 GOOD = {"model": "tiny", "prompt": "ban dor", "max_tokens": 3, "temperature": 0}
@@ -46,10 +46,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a"] * 7, "n": 2}, "at most 12 texts"),
     ({"n": 3, "best_of": 2}, "best_of: expected at least n"),
     ({"best_of": 2, "stream": True}, "best_of: "),
-    ({"suffix": "x"}, "suffix is not supported"),
-    ({"logit_bias": {"3": 1}}, "logit_bias is not supported"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty is not supported"),
-    ({"presence_penalty": 0.5}, "presence_penalty is not supported"),
+    ({"suffix": "x"}, "suffix: not supported"),
+    ({"logit_bias": {"3": 1}}, "logit_bias: not supported"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty: not supported"),
+    ({"presence_penalty": 0.5}, "presence_penalty: not supported"),
     ({"logprobs": 21}, "logprobs: "),
     ({"logprobs": True}, "logprobs: "),
     ({"stop": ""}, "stop.0: "),
@@ -180,7 +180,7 @@ def test_keys_are_checked_and_never_shown() -> None:
     for bad in ("short", "with space in it", "\u00fcml\u00e4uts-here"):
         with pytest.raises(ConfigError, match="API key 1: expected at least 8 ASCII"):
             checked_keys([bad])
-    assert not Keys().accept("Bearer ")
+    assert not ApiKeys().accept("Bearer ")
 
 
 def test_other_names_of_this_machine_are_refused(client: httpx.Client, serve: Serving) -> None:
@@ -252,17 +252,17 @@ def test_time_is_limited(serve: Serving) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_clients_that_go_away_are_forgotten(serve: Serving, stream: bool) -> None:
-    with serve(limits=Limits(max_tokens=1_000_000)) as (address, desk):
+    with serve(limits=Limits(max_tokens=1_000_000)) as (address, context):
         body = {**LONG, "max_tokens": 1_000_000, "stream": stream}
         if stream:
             with httpx.stream("POST", f"{address}/v1/completions", json=body) as answer:
                 lines = answer.iter_lines()  # held: an iterator that is collected closes the connection
                 next(lines)
-                assert not desk.worker.idle
+                assert not context.worker.idle
         else:
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(f"{address}/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.5))
-        until(lambda: desk.worker.idle)
+        until(lambda: context.worker.idle)
         assert "gnnlm_cancelled_requests_total 1.0" in httpx.get(f"{address}/metrics").text
 
 
@@ -297,15 +297,15 @@ def test_what_is_not_http_is_refused_in_form(address: str) -> None:
 
 
 def test_a_client_that_does_not_read_is_given_up(serve: Serving) -> None:
-    with serve(limits=Limits(send_seconds=0.5, max_tokens=1_000_000)) as (address, desk):
+    with serve(limits=Limits(send_seconds=0.5, max_tokens=1_000_000)) as (address, context):
         body = json.dumps({**GOOD, "max_tokens": 1_000_000, "stream": True, "sources": 64, "n": 8, "temperature": 1})
         with socket.socket() as lazy:
             lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             lazy.connect(("127.0.0.1", int(address.rpartition(":")[2])))
             head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             lazy.send(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
-            until(lambda: not desk.worker.idle)
-            until(lambda: desk.worker.idle, seconds=60)
+            until(lambda: not context.worker.idle)
+            until(lambda: context.worker.idle, seconds=60)
 
 
 def test_a_failing_step_fails_its_requests_only(serve: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,17 +319,17 @@ def test_a_failing_step_fails_its_requests_only(serve: Serving, monkeypatch: pyt
         assert httpx.post(f"{address}/v1/completions", json=GOOD, timeout=60).status_code == 200
 
 
-def test_two_runs_of_one_name_are_refused(runs: Runs) -> None:
+def test_two_runs_of_one_name_are_refused(runs: ServedRuns) -> None:
     (run,) = runs
     with pytest.raises(ConfigError, match="two runs are named tiny"):
-        Runs([run, fresh(run)])
+        ServedRuns([run, fresh(run)])
 
 
-def test_several_runs_and_odd_names(runs: Runs, serve: Serving) -> None:
+def test_several_runs_and_odd_names(runs: ServedRuns, serve: Serving) -> None:
     from tests.serve.conftest import serving
 
     (run,) = runs
-    both = Runs([Served("a:knn", run.book, run.report), Served("b", run.book, run.report)])
+    both = ServedRuns([ServedRun("a:knn", run.book, run.report), ServedRun("b", run.book, run.report)])
     with serving(both) as (address, _):
         models = [one["id"] for one in httpx.get(f"{address}/v1/models").json()["data"]]
         assert models[:2] == ["a:knn", "a:knn:base"]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic.fields import FieldInfo
 from rich.text import Text
 
 from gnnlm.cli.lookup_commands import Attach, Exclude, Only, RunPath, flat
+from gnnlm.cli.model_options import with_options
 from gnnlm.cli.options import out
 from gnnlm.errors import Interrupted
 from gnnlm.write.generate_options import GenerateOptions, TextOptions
@@ -21,36 +19,12 @@ if TYPE_CHECKING:
     from gnnlm.write.text_stream import TextStream
     from gnnlm.write.written_text import WrittenText
 
-PYTHON_ONLY = {"sources"}  # a command always shows the same number of them
+OPTIONS = [  # all but `sources`: the command always shows the same number of them
+    name for name in (*GenerateOptions.__annotations__, *TextOptions.model_fields) if name != "sources"
+]
 LISTED = 8  # sources under a text
 QUOTED = 60  # characters of a source that are shown
 LEAST = 0.05  # a source with less of a word is not listed
-
-
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for each field of `GenerateOptions`, after its own arguments."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    arguments = [one for one in own if one.default is inspect.Parameter.empty]
-    names = [*GenerateOptions.__annotations__, *TextOptions.model_fields]
-    options = [_parameter(name, GenerateOptions.model_fields[name]) for name in names if name not in PYTHON_ONLY]
-    parameters = [*arguments, *options, *own[len(arguments) :]]
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return command
-
-
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """Return the option of a field; a field that is true by default becomes a switch that turns it off."""
-    kind, default, metavar = field.annotation, field.default, None
-    flag = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
-    if default is True:
-        name, flag, default = f"no_{name}", f"--no-{name}", False
-    elif default == ():
-        kind, default, metavar = list[str] | None, None, "TEXT"
-    elif default is None:
-        metavar = "NAME"
-    option = typer.Option(flag, metavar=metavar, help=field.description)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
 def _checked(values: dict[str, Any]) -> GenerateOptions:
@@ -60,7 +34,7 @@ def _checked(values: dict[str, Any]) -> GenerateOptions:
     return GenerateOptions.checked(**named, **turned_off)
 
 
-@with_options
+@with_options(GenerateOptions, OPTIONS)
 def generate(
     run: RunPath,
     prompts: Annotated[

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from gnnlm.errors import ArtifactError
 from gnnlm.library.library import Library
 from gnnlm.library.results import Change
-from gnnlm.serve.api_errors import Problem
-from gnnlm.serve.context import Desk, desk_of, in_worker
+from gnnlm.serve.api_errors import ApiError
+from gnnlm.serve.context import ServerContext, context_of, in_worker
 from gnnlm.serve.lookup_routes import ModelName
 from gnnlm.serve.requests import DocumentsBody, RemoveBody
 from gnnlm.serve.responses import ERRORS, ErrorBody, GenerationList, GenerationSummary, StoreChange
@@ -44,42 +44,42 @@ async def remove(request: Request, body: RemoveBody) -> StoreChange:
 @router.get("/v1/history")
 async def history(request: Request, model: ModelName = None) -> GenerationList:
     """List the generations of a run's store, oldest first."""
-    desk = desk_of(request)
-    library = _library(desk, model)
+    context = context_of(request)
+    library = _library(context, model)
     found = await in_worker(request, library.history)
     data = [GenerationSummary(**each.summary()) for each in found]
-    return GenerationList(model=desk.runs.find(model)[0].name, data=data)
+    return GenerationList(model=context.runs.find(model)[0].name, data=data)
 
 
 async def _change(request: Request, model: str, work: Callable[[Library], Change]) -> StoreChange:
-    desk = desk_of(request)
-    if not desk.keys:
+    context = context_of(request)
+    if not context.keys:
         message = "documents can be changed only on a server with API keys; start it with --api-keys"
-        raise Problem(403, message, code="no_keys")
-    library = _library(desk, model)
+        raise ApiError(403, message, code="no_keys")
+    library = _library(context, model)
 
     def changed() -> Change:
         made = work(library)
-        desk.runs.move_on()
+        context.runs.refresh()
         return made
 
     try:
         made = await in_worker(request, changed)
     except ArtifactError as error:
-        raise Problem(409, str(error), code="conflict") from error
-    name = desk.runs.find(model)[0].name
+        raise ApiError(409, str(error), code="conflict") from error
+    name = context.runs.find(model)[0].name
     return StoreChange(model=name, **made.as_json(), overlapping=list(made.overlapping))
 
 
-def _library(desk: Desk, model: str | None) -> Library:
-    run, _ = desk.runs.find(model)
+def _library(context: ServerContext, model: str | None) -> Library:
+    run, _ = context.runs.find(model)
     if run.book.run is None:
-        raise Problem(400, f"{run.name} was not opened from a run directory", param="model")
+        raise ApiError(400, f"{run.name} was not opened from a run directory", param="model")
     return Library(run.book.run)
 
 
 def _texts(body: DocumentsBody) -> dict[str, str]:
     texts = {document.name: document.text for document in body.documents}
     if len(texts) < len(body.documents):
-        raise Problem(400, "documents: expected one document of each name", param="documents")
+        raise ApiError(400, "documents: expected one document of each name", param="documents")
     return texts

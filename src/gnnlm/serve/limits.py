@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from gnnlm.errors import ConfigError
 
@@ -14,32 +17,37 @@ KEYS_VARIABLE = "GNNLM_API_KEYS"
 SHORTEST_KEY = 8  # characters
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Bounds on what one request, and all requests together, may take."""
+class Limits(BaseModel):
+    """Bounds on what one request, and all requests together, may take; those with a description are options."""
 
-    batch: int = 16  # texts that are written at once
-    queue: int = 128  # requests that may wait
-    max_tokens: int = 2048  # that one text may ask for
-    max_prompt: int = 8192  # tokens of one prompt or text
-    max_attached: int = 16_384  # tokens of the documents that a request attaches
-    max_texts: int = 128  # of one request: prompts times n or best_of
-    max_seconds: float = 600.0  # for one request, waiting included
-    max_body: int = 4 * 2**20  # bytes
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    batch: int = Field(16, description="Texts that are written at once.")
+    queue: int = Field(128, description="Requests that may wait; more get a 429.")
+    max_tokens: int = Field(2048, description="The most tokens of a text.")
+    max_prompt: int = Field(8192, description="The most tokens of a prompt.")
+    max_attached: int = Field(16_384, description="The most tokens of the documents that a request attaches.")
+    max_texts: int = Field(128, description="The most texts of a request: prompts times n.")
+    max_seconds: float = Field(600.0, description="The most time of a request, with the time that it waits.")
+    max_body: int = Field(4 * 2**20, description="The most bytes of a request.")
+    grace: float = Field(30.0, description="Seconds that running requests get when the server is told to stop.")
     read_seconds: float = 20.0  # for a request's headers, and again for its body
     send_seconds: float = 30.0  # that a client may take to accept a piece of the answer
     connections: int = 1024  # open at once
-    grace: float = 30.0  # seconds that running requests get when the server shuts down
 
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if not 0 < value < float("inf"):
-                raise ConfigError(f"{each.name}: expected a number above 0, got {value}")
+    @field_validator("*")
+    @classmethod
+    def _check(cls, value: float, info: ValidationInfo) -> float:
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{info.field_name}: expected a number above 0, got {value}")
+        return value
+
+
+LIMIT_OPTIONS = [name for name, field in Limits.model_fields.items() if field.description]
 
 
 @dataclass(frozen=True)
-class Keys:
+class ApiKeys:
     """The API keys that are accepted; without any, everybody who reaches the server may use it."""
 
     keys: tuple[bytes, ...] = ()
@@ -51,14 +59,14 @@ class Keys:
         return f"<{len(self.keys)} API keys>"
 
     def accept(self, authorization: str) -> bool:
-        """Whether a header `Bearer KEY` has one of the keys; takes the same time whichever it is."""
+        """Whether a header `Bearer KEY` has one of the keys; all keys are compared, in constant time."""
         scheme, _, given = authorization.partition(" ")
         found = [hmac.compare_digest(key, given.strip().encode("latin-1", "replace")) for key in self.keys]
         return any(found) and scheme.lower() == "bearer"
 
 
-def read_keys(file: Path | None) -> Keys:
-    """Keys from a file, one a line (# begins a comment), and from the environment, separated by commas or spaces."""
+def read_keys(file: Path | None) -> ApiKeys:
+    """ApiKeys from a file, one a line (# begins a comment), and from the environment, separated by commas or spaces."""
     found: list[str] = []
     if file is not None:
         try:
@@ -72,12 +80,12 @@ def read_keys(file: Path | None) -> Keys:
     return checked_keys([*found, *os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()])
 
 
-def checked_keys(keys: Sequence[str]) -> Keys:
-    """Keys that can be sent in a header and are not guessed at once."""
+def checked_keys(keys: Sequence[str]) -> ApiKeys:
+    """ApiKeys that can be sent in a header and are not guessed at once."""
     for number, key in enumerate(keys, 1):
         if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
             raise ConfigError(
                 f"API key {number}: expected at least {SHORTEST_KEY} ASCII characters without spaces; a good one is "
                 "printed by: openssl rand -hex 24"
             )
-    return Keys(tuple(key.encode() for key in keys))
+    return ApiKeys(tuple(key.encode() for key in keys))

@@ -13,16 +13,16 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from gnnlm.answers import Neighbour, Scores
-from gnnlm.serve.api_errors import Problem, finite, unknown_model
-from gnnlm.serve.context import desk_of, found_run, in_worker
+from gnnlm.serve.api_errors import ApiError, finite, unknown_model
+from gnnlm.serve.context import context_of, find_run, in_worker
 from gnnlm.serve.requests import (
     LONGEST_NAME,
     AttentionBody,
+    ContextPair,
     DetokenizeBody,
     NeighborsBody,
     NextBody,
-    Pair,
-    Predictors,
+    PredictorsBody,
     ScoreBody,
     TokenizeBody,
 )
@@ -46,7 +46,7 @@ from gnnlm.serve.responses import (
     TokenScore,
     Usage,
 )
-from gnnlm.serve.runs import Served
+from gnnlm.serve.runs import ServedRun
 
 router = APIRouter(responses=ERRORS)
 MOST_DOCUMENTS = 1000  # of one answer
@@ -60,19 +60,19 @@ ModelName = Annotated[str | None, Query(max_length=LONGEST_NAME, description="De
 @router.get("/v1/models")
 async def models(request: Request) -> ModelList:
     """List the models: every run, and every predictor of every run."""
-    return ModelList(data=[_model(run, name) for run in desk_of(request).runs for name in run.models])
+    return ModelList(data=[_model(run, name) for run in context_of(request).runs for name in run.models])
 
 
 @router.get("/v1/models/{model:path}")
 async def one_model(request: Request, model: str) -> ModelInfo:
     """Describe one model."""
-    runs = desk_of(request).runs
+    runs = context_of(request).runs
     if model not in runs.models:
         raise unknown_model(model, runs.models)
     return _model(runs.find(model)[0], model)
 
 
-def _model(run: Served, name: str) -> ModelInfo:
+def _model(run: ServedRun, name: str) -> ModelInfo:
     return ModelInfo(
         id=name,
         created=run.opened,
@@ -90,13 +90,13 @@ def _model(run: Served, name: str) -> ModelInfo:
 @router.post("/v1/score")
 async def score(request: Request, body: ScoreBody) -> ScoreList:
     """Return the log-probability of every token of a text, under each predictor."""
-    desk = desk_of(request)
+    context = context_of(request)
     run, predictors = await _run_and_predictors(request, body)
     inputs = body.input if isinstance(body.input, list) else [body.input]
-    texts = [(one.context, one.continuation) if isinstance(one, Pair) else one for one in inputs]
+    texts = [(one.context, one.continuation) if isinstance(one, ContextPair) else one for one in inputs]
     for text in texts:
         ids, _ = await run_in_threadpool(run.tokenize, text if isinstance(text, str) else "".join(text))
-        desk.check_length(ids, "input")
+        context.check_length(ids, "input")
     options = {"predictors": predictors, "only": body.only, "exclude": body.exclude, "own_past": body.own_past}
 
     def scored(text: str | tuple[str, str]) -> Scores:
@@ -132,12 +132,12 @@ def _text_score(number: int, scores: Scores) -> TextScore:
 @router.post("/v1/neighbors")
 async def neighbors(request: Request, body: NeighborsBody) -> NeighborList:
     """For every token of a text, return the places in the store that are looked up to predict it."""
-    run, _ = await found_run(request, body, body.attach)
+    run, _ = await find_run(request, body, body.attach)
     ids, starts = await run_in_threadpool(run.tokenize, body.input)
-    desk_of(request).check_length(ids, "input")
+    context_of(request).check_length(ids, "input")
     if len(ids) * body.k > MOST_NEIGHBORS:
         message = f"k: at most {MOST_NEIGHBORS:,} neighbours in all, got {len(ids)} tokens times {body.k}"
-        raise Problem(400, message, param="k")
+        raise ApiError(400, message, param="k")
     found = await in_worker(
         request,
         lambda: run.book.neighbors(
@@ -184,7 +184,7 @@ async def next_token(request: Request, body: NextBody) -> NextTokenList:
 @router.post("/v1/attention")
 async def attention(request: Request, body: AttentionBody) -> AttentionWeights:
     """Return the graph network's attention when it predicts the next token."""
-    run, _ = await found_run(request, body, body.attach)
+    run, _ = await find_run(request, body, body.attach)
     ids = await _prompt_ids(request, run, body.prompt)
     seen = await in_worker(request, lambda: run.book.attention(ids, only=body.only, exclude=body.exclude))
     lm = run.book.model.lm
@@ -203,18 +203,18 @@ def _nested(values: npt.NDArray[np.float32]) -> Any:
     return np.nan_to_num(values).tolist()
 
 
-async def _prompt_ids(request: Request, run: Served, prompt: str | list[int]) -> list[int]:
+async def _prompt_ids(request: Request, run: ServedRun, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
         ids, _ = await run_in_threadpool(run.tokenize, prompt)
     else:
         run.check_ids(prompt, "prompt")
         ids = prompt
-    desk_of(request).check_length(ids, "prompt")
+    context_of(request).check_length(ids, "prompt")
     return ids
 
 
-async def _run_and_predictors(request: Request, body: Predictors) -> tuple[Served, list[str] | None]:
-    run, predictor = await found_run(request, body, body.attach)
+async def _run_and_predictors(request: Request, body: PredictorsBody) -> tuple[ServedRun, list[str] | None]:
+    run, predictor = await find_run(request, body, body.attach)
     return run, body.predictors or (None if predictor is None else [predictor])
 
 
@@ -230,14 +230,14 @@ async def documents(
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
 ) -> DocumentList:
     """List the documents of the store, in its order."""
-    desk = desk_of(request)
-    run, _ = desk.runs.find(model)
+    context = context_of(request)
+    run, _ = context.runs.find(model)
     wanted = search.casefold()
     found = [one for one in run.book.documents if wanted in one.name.casefold()]
     return DocumentList(
         model=run.name,
         generation=run.book.generation,
-        changeable=bool(desk.keys) and run.book.run is not None,
+        changeable=bool(context.keys) and run.book.run is not None,
         total=len(found),
         data=found[offset : offset + limit],
     )
@@ -248,9 +248,9 @@ async def document(
     request: Request, name: Annotated[str, Query(max_length=LONGEST_NAME)], model: ModelName = None
 ) -> DocumentBody:
     """Return the text of a document, and where its tokens begin."""
-    run, _ = desk_of(request).runs.find(model)
+    run, _ = context_of(request).runs.find(model)
     if name not in run.book:
-        raise Problem(404, f"no document of {run.name} is named {name[:200]!r}", param="name", code="not_found")
+        raise ApiError(404, f"no document of {run.name} is named {name[:200]!r}", param="name", code="not_found")
     found = await run_in_threadpool(run.book.document, name)
     return DocumentBody(model=run.name, tokens=len(found.offsets) - 1, **asdict(found))
 
@@ -258,7 +258,8 @@ async def document(
 @router.get("/v1/report")
 async def report(request: Request, model: ModelName = None) -> dict[str, Any]:
     """Return the run's report, as report.json has it, and the history of its training."""
-    return desk_of(request).runs.find(model)[0].report
+    run, _ = context_of(request).runs.find(model)
+    return run.report
 
 
 # -- tokens ----------------------------------------------------------------------------------------------------
@@ -267,20 +268,20 @@ async def report(request: Request, model: ModelName = None) -> dict[str, Any]:
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeBody) -> TokenIds:
     """Return the tokens of a text."""
-    desk = desk_of(request)
-    run, _ = desk.runs.find(body.model)
+    context = context_of(request)
+    run, _ = context.runs.find(body.model)
     ids, starts = await run_in_threadpool(run.tokenize, body.prompt)
     if body.add_special_tokens:
         ids = [run.book.model.lm.start_token, *ids]
         starts = [0, *starts]
-    length = desk.limits.max_prompt + desk.limits.max_tokens
+    length = context.limits.max_prompt + context.limits.max_tokens
     return TokenIds(tokens=ids, count=len(ids), max_model_len=length, offsets=starts)
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeBody) -> DetokenizedText:
     """Return the text of some tokens."""
-    run, _ = desk_of(request).runs.find(body.model)
+    run, _ = context_of(request).runs.find(body.model)
     run.check_ids(body.tokens, "tokens")
     return DetokenizedText(prompt=await run_in_threadpool(run.book.model.lm.detokenize, body.tokens))
 
@@ -288,7 +289,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> DetokenizedText:
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request, model: ModelName = None) -> TokenizerInfo:
     """Describe the tokenizer to clients that tokenize."""
-    run, _ = desk_of(request).runs.find(model)
+    run, _ = context_of(request).runs.find(model)
     lm = run.book.model.lm
     tokenizer = getattr(lm, "tokenizer", None)
     ends = sorted(lm.end_tokens)

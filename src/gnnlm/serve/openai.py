@@ -6,7 +6,7 @@ import codecs
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gnnlm.lm.base_lm import BaseLM
@@ -22,7 +22,7 @@ from gnnlm.serve.responses import (
     OpenBookDetails,
     TokenLogprob,
 )
-from gnnlm.serve.worker import News, Record
+from gnnlm.serve.text_updates import TextPiece, TextUpdate
 from gnnlm.write.text_state import ScoredToken
 
 
@@ -62,60 +62,62 @@ def envelope(kind: str, prefix: str, model: str) -> dict[str, Any]:
     return {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
 
 
-def details(news: News) -> OpenBookDetails:
+def details(update: TextUpdate) -> OpenBookDetails:
     """Return shares, sources and counts, and with the end of a text its spans."""
     tokens = [
         replace(token, log_prob=finite(token.log_prob), base_log_prob=finite(token.base_log_prob))
-        for token in news.tokens
+        for token in update.tokens
     ]
-    found = OpenBookDetails(tokens=tokens, **asdict(news.counts))
-    if news.ending is not None:
-        found.spans = [CopiedSpan.of(span) for span in news.ending.spans]
+    found = OpenBookDetails(
+        tokens=tokens,
+        steps=update.steps,
+        drafted=update.drafted,
+        accepted=update.accepted,
+        searches=update.searches,
+        seconds=update.seconds,
+    )
+    if update.finish_reason is not None:
+        found.spans = [CopiedSpan.of(span) for span in update.spans]
     return found
 
 
-def text_of(news: News) -> str:
-    return "".join(record.text for record in news.records)
-
-
-def mean_log_prob(news: News) -> float:
-    """The mean log-probability of a text's tokens, by which `best_of` chooses."""
-    return sum(finite(record.log_prob) for record in news.records) / max(1, len(news.records))
+def mean_log_prob(update: TextUpdate) -> float:
+    """Return the mean log-probability of a finished text's tokens, by which `best_of` chooses."""
+    return sum(finite(piece.log_prob) for piece in update.pieces) / max(1, len(update.pieces))
 
 
 # -- completions -----------------------------------------------------------------------------------------------
 
 
 def completion_choice(
-    index: int, lm: BaseLM, news: News, top: int | None, echoed: TokenizedPrompt | None
+    index: int, lm: BaseLM, update: TextUpdate, top: int | None, echoed: TokenizedPrompt | None
 ) -> CompletionChoice:
     """Return what is new of a completion, behind the prompt if that is `echoed`."""
-    text = text_of(news)
     return CompletionChoice(
         index=index,
-        finish_reason=None if news.ending is None else news.ending.reason,
-        logprobs=None if top is None else completion_logprobs(lm, news, top, echoed),
-        text=text if echoed is None else echoed.text + text,
+        finish_reason=update.finish_reason,
+        logprobs=None if top is None else completion_logprobs(lm, update, top, echoed),
+        text=update.text if echoed is None else echoed.text + update.text,
     )
 
 
-def completion_logprobs(lm: BaseLM, news: News, top: int, echoed: TokenizedPrompt | None) -> CompletionLogprobs:
+def completion_logprobs(lm: BaseLM, update: TextUpdate, top: int, echoed: TokenizedPrompt | None) -> CompletionLogprobs:
     """Return lists over tokens, those of an `echoed` prompt first. The very first token has no value."""
     tokens: list[str] = []
     offsets: list[int] = []
-    values: list[ScoredToken | Record | None] = []
+    values: list[ScoredToken | TextPiece | None] = []
     before = 0
     if echoed is not None:
         before = len(echoed.text)
         tokens += echoed.pieces
         offsets += echoed.starts
-        values += [None] * (len(echoed.ids) - len(news.scored))  # a start token, which nothing predicts
-        values += news.scored
+        values += [None] * (len(echoed.ids) - len(update.scored))  # a start token, which nothing predicts
+        values += update.scored
         if values:
             values[0] = None
-    tokens += [record.text for record in news.records]
-    offsets += [before + record.start for record in news.records]
-    values += news.records
+    tokens += [piece.text for piece in update.pieces]
+    offsets += [before + piece.start for piece in update.pieces]
+    values += update.pieces
     return CompletionLogprobs(
         tokens=tokens,
         token_logprobs=[None if one is None else finite(one.log_prob) for one in values],
@@ -124,7 +126,7 @@ def completion_logprobs(lm: BaseLM, news: News, top: int, echoed: TokenizedPromp
     )
 
 
-def _top_pieces(lm: BaseLM, token: ScoredToken | Record) -> dict[str, float]:
+def _top_pieces(lm: BaseLM, token: ScoredToken | TextPiece) -> dict[str, float]:
     """Return the likeliest tokens and the token itself; of tokens with equal text, only the likeliest."""
     found: dict[str, float] = {}
     for one, value in [*token.top, (token.id, token.log_prob)]:
@@ -135,37 +137,37 @@ def _top_pieces(lm: BaseLM, token: ScoredToken | Record) -> dict[str, float]:
 # -- chat completions ------------------------------------------------------------------------------------------
 
 
-def chat_choice(index: int, lm: BaseLM, news: News, top: int | None) -> ChatChoice:
+def chat_choice(index: int, lm: BaseLM, update: TextUpdate, top: int | None) -> ChatChoice:
     """Return a choice, without its message or delta."""
     return ChatChoice(
         index=index,
-        finish_reason=None if news.ending is None else news.ending.reason,
-        logprobs=None if top is None else chat_logprobs(lm, news.records, top),
+        finish_reason=update.finish_reason,
+        logprobs=None if top is None else chat_logprobs(lm, update.pieces, top),
     )
 
 
-def chat_delta(news: News, first: bool) -> ChatDelta:
+def chat_delta(update: TextUpdate, first: bool) -> ChatDelta:
     """Return what a chunk adds to a message; nothing in the last one."""
     delta = ChatDelta()
     if first:
         delta.role = "assistant"
-    if news.ending is None:
-        delta.content = text_of(news)
+    if update.finish_reason is None:
+        delta.content = update.text
     return delta
 
 
-def chat_logprobs(lm: BaseLM, records: Sequence[Record], top: int) -> ChatLogprobs:
+def chat_logprobs(lm: BaseLM, pieces: Sequence[TextPiece], top: int) -> ChatLogprobs:
     content = []
-    for record in records:
+    for piece in pieces:
         likeliest = [
             TokenLogprob(token=lm.piece(token), logprob=finite(value), bytes=list(lm.bytes_of(token)))
-            for token, value in record.top[:top]
+            for token, value in piece.top[:top]
         ]
         content.append(
             ChatTokenLogprob(
-                token=record.text,
-                logprob=finite(record.log_prob),
-                bytes=list(lm.bytes_of(record.id)),
+                token=piece.text,
+                logprob=finite(piece.log_prob),
+                bytes=list(lm.bytes_of(piece.id)),
                 top_logprobs=likeliest,
             )
         )

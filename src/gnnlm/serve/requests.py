@@ -1,12 +1,22 @@
-"""The bodies of requests. What a field does not allow, or a field that does not exist, is refused with a 400."""
+"""The bodies of requests. A value that a field does not allow, or an unknown field, is answered with a 400."""
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
-from gnnlm.write.generate_options import OWN_PAST, TextOptions
+from gnnlm.write.generate_options import OWN_PAST, GenerateOptions, TextOptions
 
 MOST_NAMES = 256  # of documents in a filter
 MOST_ATTACHED = 64  # documents of a request
@@ -95,7 +105,7 @@ Content = Annotated[
     ),
 ]
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
-Names = Annotated[list[Name], BeforeValidator(_names), Field(min_length=1, max_length=MOST_NAMES)]
+NameList = Annotated[list[Name], BeforeValidator(_names), Field(min_length=1, max_length=MOST_NAMES)]
 Stop = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)], ...],
     BeforeValidator(_stop_strings),
@@ -120,12 +130,12 @@ class AttachedDocument(Body):
     text: str
 
 
-class Filter(Body):
+class LookupFilter(Body):
     attach: Annotated[list[AttachedDocument], Field(min_length=1, max_length=MOST_ATTACHED)] | None = Field(
         None, description="Documents that this request looks up beside the store's; forgotten when it ends."
     )
-    only: Names | None = Field(None, description="Look up only documents with these names, globs, or tags (`tag:T`).")
-    exclude: Names | None = Field(None, description="Do not look up documents with these names, globs or tags.")
+    only: NameList | None = Field(None, description="Look up only documents with these names, globs or tags (`tag:T`).")
+    exclude: NameList | None = Field(None, description="Do not look up documents with these names, globs or tags.")
 
 
 class StreamOptions(Body):
@@ -134,14 +144,14 @@ class StreamOptions(Body):
 
 
 def _nullable(schema: dict[str, Any]) -> None:
-    """Let null stand for the default of every option of writing, as it does in OpenAI's format."""
-    for name in TextOptions.model_fields:
-        field = schema["properties"][name]
-        about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
-        schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
+    """Let null stand for the default of every field, as it does in OpenAI's format."""
+    for name, field in schema["properties"].items():
+        if name not in schema["required"] and {"type": "null"} not in field.get("anyOf", []):
+            about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+            schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
 
 
-class Writing(ModelBody, Filter, TextOptions):
+class TextBody(ModelBody, LookupFilter, TextOptions):
     """What completions and chat completions share: the options of writing, and OpenAI's own fields."""
 
     model_config = ConfigDict(json_schema_extra=_nullable)
@@ -149,12 +159,12 @@ class Writing(ModelBody, Filter, TextOptions):
     temperature: float = Field(1.0, ge=0, le=100, description="0 takes the likeliest token each time.")
     n: int = Field(1, ge=1, le=128, description="Texts for each prompt.")
     stop: Stop = Field((), description="Texts that end the completion; they are not part of it.")
-    stream: bool | None = Field(False, description="Send tokens as server-sent events.")
+    stream: bool = Field(False, description="Send tokens as server-sent events.")
     stream_options: StreamOptions | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="Equal seeds write equal texts.")
-    frequency_penalty: float | None = Field(0.0, description="Not supported: only 0. See `repetition_penalty`.")
-    presence_penalty: float | None = Field(0.0, description="Not supported: only 0. See `repetition_penalty`.")
-    logit_bias: dict[str, float] | None = Field(None, description="Not supported: only an empty one.")
+    frequency_penalty: float = Field(0.0, description="Not supported: only 0. See `repetition_penalty`.")
+    presence_penalty: float = Field(0.0, description="Not supported: only 0. See `repetition_penalty`.")
+    logit_bias: dict[str, float] = Field({}, description="Not supported: only an empty one.")
     user: str | None = Field(None, description="Accepted; not used, not logged.")
     sources: int | None = Field(
         None,
@@ -168,17 +178,59 @@ class Writing(ModelBody, Filter, TextOptions):
     def _null_is_the_default(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        options = TextOptions.model_fields
-        return {name: value for name, value in body.items() if value is not None or name not in options}
+        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        return {name: value for name, value in body.items() if value is not None or name in required}
+
+    @field_validator("frequency_penalty", "presence_penalty")
+    @classmethod
+    def _no_penalty(cls, value: float) -> float:
+        if value:
+            raise ValueError("not supported; leave it at 0, or use repetition_penalty")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _no_bias(cls, value: dict[str, float]) -> dict[str, float]:
+        if value:
+            raise ValueError("not supported; leave it empty")
+        return value
+
+    @field_validator("stream_options")
+    @classmethod
+    def _only_streamed(cls, value: StreamOptions, info: ValidationInfo) -> StreamOptions:
+        if not info.data.get("stream"):
+            raise ValueError("only with stream set to true")
+        return value
+
+    def options(self, predictor: str | None) -> GenerateOptions:
+        """Return the options of writing; without a seed, the seed is random."""
+        seed = secrets.randbits(62) if self.seed is None else self.seed % 2**63
+        values = self.model_dump(include=set(TextOptions.model_fields))
+        return GenerateOptions.checked(predictor=predictor, seed=seed, **values)
 
 
-class CompletionBody(Writing):
-    prompt: Prompt = Field(description="Texts or token ids to go on from. An empty text starts one.")
-    max_tokens: int | None = Field(16, ge=0, description="The most tokens to write; 0 only reads the prompt.")
+class CompletionBody(TextBody):
+    prompt: Prompt = Field(description="Texts or token ids to continue. An empty text starts one.")
+    max_tokens: int = Field(16, ge=0, description="The most tokens to write; 0 only reads the prompt.")
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP, description="Log-probabilities of so many likely tokens.")
-    echo: bool | None = Field(False, description="Put the prompt before the completion.")
+    echo: bool = Field(False, description="Put the prompt before the completion.")
     best_of: int | None = Field(None, ge=1, le=128, description="Write so many texts, and return the n likeliest.")
     suffix: str | None = Field(None, description="Not supported.")
+
+    @field_validator("best_of")
+    @classmethod
+    def _at_least_n(cls, value: int, info: ValidationInfo) -> int:
+        n = info.data.get("n", 1)
+        if value < n:
+            raise ValueError(f"expected at least n ({n}), got {value}")
+        if value > n and info.data.get("stream"):
+            raise ValueError("the best text is known only at the end; do not stream it")
+        return value
+
+    @field_validator("suffix")
+    @classmethod
+    def _no_suffix(cls, value: str) -> str:
+        raise ValueError("not supported: these models write from left to right")
 
 
 class Message(Body):
@@ -191,16 +243,23 @@ class ResponseFormat(Body):
     type: Literal["text"]
 
 
-class ChatBody(Writing):
+class ChatBody(TextBody):
     messages: list[Message] = Field(min_length=1, max_length=1024)
     max_tokens: int | None = Field(None, ge=1, description="The most tokens to write.")
     max_completion_tokens: int | None = Field(None, ge=1, description="The same, as newer clients call it.")
-    logprobs: bool | None = Field(False, description="Log-probabilities of the written tokens.")
+    logprobs: bool = Field(False, description="Log-probabilities of the written tokens.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP, description="And of so many likely ones.")
     response_format: ResponseFormat | None = None
 
+    @field_validator("top_logprobs")
+    @classmethod
+    def _with_logprobs(cls, value: int, info: ValidationInfo) -> int:
+        if not info.data.get("logprobs"):
+            raise ValueError("set logprobs to true as well")
+        return value
 
-class Predictors(ModelBody, Filter):
+
+class PredictorsBody(ModelBody, LookupFilter):
     predictors: list[str] | None = Field(
         None,
         min_length=1,
@@ -209,32 +268,32 @@ class Predictors(ModelBody, Filter):
     )
 
 
-class Pair(Body):
+class ContextPair(Body):
     context: str
     continuation: str
 
 
-class ScoreBody(Predictors):
-    input: str | Pair | Annotated[list[str | Pair], Field(min_length=1, max_length=256)] = Field(
+class ScoreBody(PredictorsBody):
+    input: str | ContextPair | Annotated[list[str | ContextPair], Field(min_length=1, max_length=256)] = Field(
         description="A text or several; a pair scores the continuation as it follows the context."
     )
     own_past: bool = Field(False, description=OWN_PAST)
 
 
-class NeighborsBody(ModelBody, Filter):
+class NeighborsBody(ModelBody, LookupFilter):
     input: str = Field(description="The text whose tokens are looked up.")
     k: int = Field(3, ge=1, le=1024, description="Neighbours of each token.")
     left: int = Field(8, ge=0, le=64, description="Tokens shown before a neighbour.")
     right: int = Field(8, ge=0, le=64, description="Tokens shown after it.")
 
 
-class NextBody(Predictors):
+class NextBody(PredictorsBody):
     prompt: OnePrompt = Field(description="The text or the token ids before the token.")
     top: int = Field(10, ge=1, le=100, description="Likeliest tokens of each predictor.")
     own_past: bool = Field(False, description=OWN_PAST)
 
 
-class AttentionBody(ModelBody, Filter):
+class AttentionBody(ModelBody, LookupFilter):
     prompt: OnePrompt = Field(description="The text or the token ids before the token.")
 
 
@@ -249,15 +308,15 @@ class DetokenizeBody(Body):
     tokens: Ids = Field(max_length=2**20)
 
 
-class GivenDocument(Body):
+class NewDocument(Body):
     name: str = Field(min_length=1, max_length=LONGEST_NAME, description="What it is cited by.")
     text: str = Field(min_length=1)
 
 
 class DocumentsBody(ModelBody):
-    documents: list[GivenDocument] = Field(min_length=1, max_length=MOST_NAMES)
-    tags: Names | None = Field(None, description="Tags for all of them; filters take `tag:T`.")
+    documents: list[NewDocument] = Field(min_length=1, max_length=MOST_NAMES)
+    tags: NameList | None = Field(None, description="Tags for all of them; filters take `tag:T`.")
 
 
 class RemoveBody(ModelBody):
-    names: Names = Field(description="Names of documents, globs, or tags (`tag:T`).")
+    names: NameList = Field(description="NameList of documents, globs, or tags (`tag:T`).")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
@@ -32,18 +33,18 @@ HEADERS = {"Content-Security-Policy": POLICY, "Cross-Origin-Opener-Policy": "sam
 
 
 @dataclass(frozen=True)
-class File:
+class PageFile:
     """A file of the page, as it is sent."""
 
     body: bytes
     type: str
 
-    @property
+    @cached_property
     def tag(self) -> str:
         return f'"{hashlib.sha256(self.body).hexdigest()[:32]}"'
 
-    def answer(self, request: Request) -> Response:
-        """The file, or 304 if the browser has it."""
+    def response(self, request: Request) -> Response:
+        """Return the file, or 304 if the browser has it."""
         headers = {**HEADERS, "ETag": self.tag}
         known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
         if self.tag in known:
@@ -51,23 +52,23 @@ class File:
         return Response(self.body, headers=headers, media_type=self.type)
 
 
-def _read() -> dict[str, File]:
-    """All files of the page by path; a file of another type would be a mistake of ours."""
+def _read_files() -> dict[str, PageFile]:
+    """Return all files of the page by path."""
     found = {}
-    for each in sorted(files("gnnlm.serve").joinpath("page").iterdir(), key=lambda file: file.name):
-        suffix = "." + each.name.rpartition(".")[2]
-        path = "/" if each.name == "index.html" else f"/page/{each.name}"
-        found[path] = File(each.read_bytes(), TYPES[suffix])
+    for file in files("gnnlm.serve").joinpath("page").iterdir():
+        suffix = "." + file.name.rpartition(".")[2]
+        path = "/" if file.name == "index.html" else f"/page/{file.name}"
+        found[path] = PageFile(file.read_bytes(), TYPES[suffix])
     return found
 
 
-FILES = _read()
+FILES = _read_files()
 PATHS = frozenset(FILES)
 router = APIRouter(include_in_schema=False)
 
 
 async def send(request: Request) -> Response:
-    return FILES[request.url.path].answer(request)
+    return FILES[request.url.path].response(request)
 
 
 for path in FILES:
