@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gnnlm.lm.load_lm import load_lm
 
 __all__ = ["Book", "GnnlmError", "Library", "load_lm", "open"]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _LAZY = {
     "Book": ("gnnlm.book", "Book"),
