@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from gnnlm.cli.commands import app
-from gnnlm.config import Config, Section
+from gnnlm.config import Config, ConfigSection
 
 HERE = Path(__file__).parent
 
@@ -46,7 +46,7 @@ def config_page() -> str:
 def _sections(model: type[BaseModel], prefix: str) -> list[str]:
     lines = []
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, ConfigSection):
             place = f"{prefix}{name}"
             lines += [f"## {place}", "", str(field.description), "", *_table(field.annotation, f"{place}.")]
             lines += _sections(field.annotation, f"{place}.")
@@ -56,7 +56,7 @@ def _sections(model: type[BaseModel], prefix: str) -> list[str]:
 def _table(model: type[BaseModel], prefix: str) -> list[str]:
     lines = ["| field | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, ConfigSection):
             continue
         default = "required" if field.default is PydanticUndefined else f"`{_show(field.default)}`"
         meaning = str(field.description).replace("|", "\\|")

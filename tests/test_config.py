@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnlm.config import Config, Section, dump_config, field_names, load_config, parse_config
+from gnnlm.config import Config, ConfigSection, dump_config, field_names, load_config, parse_config
 from gnnlm.config.plain_yaml import parse_yaml
 from gnnlm.config.presets import PRESETS, preset_words
 from gnnlm.errors import ConfigError
@@ -127,10 +127,10 @@ def test_presets_cover_every_section(preset: str) -> None:
 
 
 def test_every_field_is_documented() -> None:
-    def check(model: type[Section]) -> None:
+    def check(model: type[ConfigSection]) -> None:
         for name, field in model.model_fields.items():
             assert field.description, f"{model.__name__}.{name}"
-            if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            if isinstance(field.annotation, type) and issubclass(field.annotation, ConfigSection):
                 check(field.annotation)
 
     check(Config)

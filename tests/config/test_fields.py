@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnlm.config import Config, Section, dump_config, field_names, parse_config
+from gnnlm.config import Config, ConfigSection, dump_config, field_names, parse_config
 from gnnlm.config.config_model import MAX_SEED
 from gnnlm.config.config_section import MAX_STEPS
 from gnnlm.config.plain_yaml import parse_yaml
@@ -73,14 +73,14 @@ def test_every_field_with_anything(name: str, value: Any) -> None:
     check(name, value)
 
 
-def numbers_of(model: type[Section], prefix: str = "") -> list[tuple[str, Any, Any]]:
+def numbers_of(model: type[ConfigSection], prefix: str = "") -> list[tuple[str, Any, Any]]:
     """Every field that is a number: name, type, limits."""
     found = []
     for name, field in model.model_fields.items():
         kind = field.annotation
         if get_origin(kind) in (Union, types.UnionType):
             kind = next(part for part in get_args(kind) if part is not type(None))
-        if isinstance(kind, type) and issubclass(kind, Section):
+        if isinstance(kind, type) and issubclass(kind, ConfigSection):
             found += numbers_of(kind, f"{prefix}{name}.")
         elif kind in (int, float):
             found.append((prefix + name, kind, field.metadata))

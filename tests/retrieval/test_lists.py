@@ -227,10 +227,8 @@ def test_queries_are_assigned_once(in_segments: Run, tmp_path: Path, monkeypatch
     assert not ((positions >= 100) & (positions <= 2000)).any()
 
 
-def test_an_older_name_is_the_same_index(tmp_path: Path) -> None:
-    old, new = IndexConfig(kind="ivfpq"), IndexConfig(kind="paper")
-    assert old == new
-    assert auto_index.factory_of(new, 1_000_000) == "OPQ64,IVF4000,PQ64"
+def test_the_factory_string_of_paper() -> None:
+    assert auto_index.factory_of(IndexConfig(kind="paper"), 1_000_000) == "OPQ64,IVF4000,PQ64"
 
 
 def test_what_auto_chooses_depends_on_sizes_alone() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gnnlm import progress
 from gnnlm.artifact import Draft
-from gnnlm.config import Phase, TrainConfig, Training, parse_config
+from gnnlm.config import Phase, TrainConfig, TrainingSection, parse_config
 from gnnlm.errors import TrainingError
 from gnnlm.gnn.gnn_options import resolve_options
 from gnnlm.gnn.model import GnnModel
@@ -46,7 +46,7 @@ def test_an_epoch_sees_each_block_once() -> None:
 
 
 def test_cosine_schedule() -> None:
-    plan = TrainingPlan(config=Training(lr=2.0, warmup=10), steps=110, schedule="cosine")
+    plan = TrainingPlan(config=TrainingSection(lr=2.0, warmup=10), steps=110, schedule="cosine")
     rates = [plan.learning_rate(step) for step in range(110)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[10] == 2.0

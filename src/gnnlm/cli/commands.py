@@ -42,6 +42,8 @@ from gnnlm.config.presets import preset_words
 from gnnlm.progress import say
 from gnnlm.run import Run
 
+# Modules that load torch are imported by the commands that need them: the others, and --help, start at once.
+
 app = typer.Typer(
     name="gnnlm",
     help="Open-book language models: a frozen LM, a folder of text, retrieval and a graph network.",

@@ -12,6 +12,8 @@ from gnnlm.cli.options import AsJson, out
 from gnnlm.config import load_config
 from gnnlm.run import Run
 
+# Modules that load torch are imported by the commands that need them: the others, and --help, start at once.
+
 
 def doctor(run: RunPath, as_json: AsJson = False) -> None:
     """Check every byte of a run, its index, its neighbour tables, and what its index costs.

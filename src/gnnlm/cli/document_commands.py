@@ -13,12 +13,15 @@ from rich.text import Text
 
 from gnnlm.cli.lookup_commands import RunPath
 from gnnlm.cli.options import AsJson, out
+from gnnlm.datastore.filter import open_documents
 from gnnlm.errors import ArtifactError
+from gnnlm.library.results import Change, ErasureChange
 from gnnlm.progress import say
 
 if TYPE_CHECKING:
     from gnnlm.library.library import Library
-    from gnnlm.library.results import Change, ErasureChange
+
+# Modules that load torch are imported by the commands that need them: the others, and --help, start at once.
 
 Paths = Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders of text.")]
 Tags = Annotated[
@@ -123,8 +126,6 @@ def documents(
     as_json: AsJson = False,
 ) -> None:
     """List the documents that can be looked up, with their tokens and tags."""
-    from gnnlm.datastore.filter import open_documents
-
     found = _library(run).documents()
     if name is not None:
         tags: dict[str, list[int]] = {}

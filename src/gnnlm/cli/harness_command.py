@@ -14,6 +14,8 @@ from gnnlm.cli.lookup_commands import Exclude, Only, RunPath
 from gnnlm.cli.options import AsJson, out
 from gnnlm.errors import ConfigError
 
+# Modules that load torch are imported by the commands that need them: the others, and --help, start at once.
+
 
 def eval_harness(
     run: RunPath,

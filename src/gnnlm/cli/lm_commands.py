@@ -12,8 +12,11 @@ import typer
 from gnnlm.cli.options import AsJson, ConfigPath, DataDir, Finish, Overrides, Rebuild, one_stage, open_config, out
 from gnnlm.config import SCRATCH
 from gnnlm.errors import ConfigError
+from gnnlm.evaluate.ngram import score_ngram
 from gnnlm.progress import say, warn
 from gnnlm.run import Run
+
+# Modules that load torch are imported by the commands that need them: the others, and --help, start at once.
 
 lm = typer.Typer(help="Base models: train, fine-tune, convert, describe.", no_args_is_help=True, rich_markup_mode=None)
 convert = typer.Typer(help="Convert checkpoints of other programs.", no_args_is_help=True, rich_markup_mode=None)
@@ -83,8 +86,6 @@ def ngram(
     as_json: AsJson = False,
 ) -> None:
     """Score the test split with an interpolated n-gram model, the baseline that a base model has to beat."""
-    from gnnlm.evaluate.ngram import score_ngram
-
     made = open_config(config, set_)
     found = score_ngram(made.snapshot.streams, made.config.lm.continuous, made.artifact("corpus").facts, order)
     say(

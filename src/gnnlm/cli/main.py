@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from gnnlm.errors import GnnlmError, Interrupted
 
+# Everything else is imported within `main`, which reports a Ctrl-C during the imports in one line.
 INTERRUPTED = "interrupted; finished work is kept, and the same command resumes where it stopped"
 _signals: list[int] = []  # received so far
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from gnnlm.plan.sizes import TextSize
     from gnnlm.run import Run
 
-# gnnlm.plan and gnnlm.run.planning import torch, so they are imported when a plan is made.
+# Modules that load torch are imported by the commands that need them: the others, and --help, start at once.
+
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 SECONDS = ((3600, 60.0), (48 * 3600, 360.0), (math.inf, 8640.0))  # up to each limit, the steps of `human_time`
 BYTES = ((1024, 1.0), *((1024.0 ** (n + 1), 1024.0**n / 10) for n in (1, 2, 3)), (math.inf, 1024.0**4 / 10))

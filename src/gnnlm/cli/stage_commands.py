@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -21,58 +22,30 @@ from gnnlm.cli.options import (
     open_config,
 )
 from gnnlm.cli.printed_reports import show_current, show_report
+from gnnlm.evaluate.eval_stage import EVAL
 from gnnlm.run.stages import STAGES
 from gnnlm.stage import Stage
+from gnnlm.train.lm_stage import LM
 
 
 def add_stage_commands(app: typer.Typer) -> None:
     """Add the stages' commands; training a base model has commands of its own (`gnnlm lm`)."""
     for stage in STAGES.values():
-        if stage.name != "lm":
-            app.command(name=stage.name, help=stage.help)(_command(stage))
+        if stage is not LM:
+            command = evaluate if stage is EVAL else command_of(stage)
+            app.command(name=stage.name, help=stage.help)(command)
 
 
-def _command(stage: Stage):  # type: ignore[no-untyped-def]
-    if stage.name == "corpus":  # the only stage that reads the text
+def command_of(stage: Stage) -> Callable[..., None]:
+    """Return the command of a stage, with the options that concern it."""
 
-        def corpus(
-            config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False
-        ) -> None:
-            one_stage(open_config(config, set_, data_dir), stage.name, rebuild)
+    def read(config: ConfigPath, set_: Overrides = None, data_dir: DataDir = None, rebuild: Rebuild = False) -> None:
+        one_stage(open_config(config, set_, data_dir), stage.name, rebuild)
 
-        return corpus
-    if stage.name == "eval":
-
-        def evaluate(
-            config: ConfigPath,
-            set_: Overrides = None,
-            rebuild: Rebuild = False,
-            engine: EngineName = "local",
-            ray_address: RayAddress = None,
-            storage: StorageUrl = None,
-            current: Annotated[
-                bool, typer.Option("--current", help="Score test with the documents that the run serves now.")
-            ] = False,
-            as_json: AsJson = False,
-        ) -> None:
-            made = open_config(config, set_)
-            if current:
-                show_current(made, as_json)
-                return
-            with engine_of(made, engine, ray_address, storage):
-                made.build(stage.name, rebuild)
-            show_report(made, as_json)
-
-        return evaluate
-
-    if stage.name == "train":
-
-        def train(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, finish: Finish = False) -> None:
-            made = open_config(config, set_)
-            made.finish_training = finish
-            one_stage(made, stage.name, rebuild)
-
-        return train
+    def train(config: ConfigPath, set_: Overrides = None, rebuild: Rebuild = False, finish: Finish = False) -> None:
+        run = open_config(config, set_)
+        run.finish_training = finish
+        one_stage(run, stage.name, rebuild)
 
     def build(
         config: ConfigPath,
@@ -82,8 +55,31 @@ def _command(stage: Stage):  # type: ignore[no-untyped-def]
         ray_address: RayAddress = None,
         storage: StorageUrl = None,
     ) -> None:
-        made = open_config(config, set_)
-        with engine_of(made, engine, ray_address, storage):
-            one_stage(made, stage.name, rebuild)
+        run = open_config(config, set_)
+        with engine_of(run, engine, ray_address, storage):
+            one_stage(run, stage.name, rebuild)
 
-    return build
+    if stage.reads_text:
+        return read
+    return train if stage.trains else build
+
+
+def evaluate(
+    config: ConfigPath,
+    set_: Overrides = None,
+    rebuild: Rebuild = False,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
+    storage: StorageUrl = None,
+    current: Annotated[
+        bool, typer.Option("--current", help="Score test with the documents that the run serves now.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    run = open_config(config, set_)
+    if current:
+        show_current(run, as_json)
+        return
+    with engine_of(run, engine, ray_address, storage):
+        run.build(EVAL.name, rebuild)
+    show_report(run, as_json)

@@ -6,7 +6,7 @@ a file with `plain_yaml.py`, and `words.py` words the complaints. Knows nothing 
 
 from gnnlm.config.config_file import changed, dump_config, load_config, parse_config
 from gnnlm.config.config_model import Config, field_names, flat
-from gnnlm.config.config_section import Section, Training
+from gnnlm.config.config_section import ConfigSection, TrainingSection
 from gnnlm.config.corpus_config import CorpusConfig
 from gnnlm.config.evaluation_config import ContextRetrievalConfig, EvalConfig, TuneConfig
 from gnnlm.config.lm_config import SCRATCH, ArchitectureConfig, FinetuneConfig, FitConfig, LMConfig, LMTrainConfig
@@ -19,6 +19,7 @@ __all__ = [
     "CacheConfig",
     "CodecConfig",
     "Config",
+    "ConfigSection",
     "ContextRetrievalConfig",
     "CorpusConfig",
     "EvalConfig",
@@ -30,10 +31,9 @@ __all__ = [
     "LMTrainConfig",
     "Phase",
     "SearchConfig",
-    "Section",
     "StoreConfig",
     "TrainConfig",
-    "Training",
+    "TrainingSection",
     "TuneConfig",
     "changed",
     "dump_config",

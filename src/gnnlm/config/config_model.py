@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from gnnlm.config.config_section import Section
+from gnnlm.config.config_section import ConfigSection
 from gnnlm.config.corpus_config import CorpusConfig
 from gnnlm.config.evaluation_config import EvalConfig, TuneConfig
 from gnnlm.config.lm_config import SCRATCH, LMConfig
@@ -17,7 +17,7 @@ from gnnlm.config.retrieval_config import CodecConfig, IndexConfig, SearchConfig
 MAX_SEED = 2**31 - 2  # FAISS takes seed + 1 as a signed 32-bit number; seed x 1,000,003 + step fits into 64 bits
 
 
-class Config(Section):
+class Config(ConfigSection):
     """One experiment: a frozen model, a corpus, and a run directory that holds every artifact."""
 
     run: str = Field(description="The run directory: everything this config makes is kept in it.")
@@ -125,6 +125,6 @@ def field_names(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
     names: list[str] = []
     for name, field in model.model_fields.items():
         names.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, ConfigSection):
             names.extend(field_names(field.annotation, f"{prefix}{name}."))
     return names

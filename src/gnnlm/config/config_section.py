@@ -16,7 +16,7 @@ MAX_TOKENS = 10**12
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """A group of fields; frozen, closed to unknown keys, its numbers finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -49,7 +49,7 @@ def _check_string(text: str) -> None:
         raise ValueError(f"expected text that can be written as UTF-8 (got {show(text)}); rename the file") from None
 
 
-class Training(Section):
+class TrainingSection(ConfigSection):
     """Fields of every training; its kinds differ in their defaults."""
 
     lr: float = Field(
@@ -91,7 +91,7 @@ class Training(Section):
     )
 
 
-def default(section: type[Section], name: str, value: Any) -> Any:
+def default(section: type[ConfigSection], name: str, value: Any) -> Any:
     """A field of a section with another default, for a section that derives from it."""
     field = copy.copy(section.model_fields[name])
     field.default = value

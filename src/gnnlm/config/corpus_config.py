@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gnnlm.config.config_section import MAX_TOKENS, Section
+from gnnlm.config.config_section import MAX_TOKENS, ConfigSection
 from gnnlm.config.messages import show
 
 BENCHMARK_NAMES = ("wikitext-103", "wikitext-2", "one-billion-word", "enwik8")
@@ -15,7 +15,7 @@ SUFFIXES = (".txt", ".md", ".rst", ".adoc", ".html", ".htm", ".jsonl")
 NOT_FILES = ("idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape")  # encodings of something else
 
 
-class CorpusConfig(Section):
+class CorpusConfig(ConfigSection):
     source: str | None = Field(
         "python-docs",
         description="The text: a file or a folder (see `corpus.suffixes` for what is read), split by document; "

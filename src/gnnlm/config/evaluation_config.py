@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from gnnlm.config.config_section import MAX_K, MAX_TOKENS, Section
+from gnnlm.config.config_section import MAX_K, MAX_TOKENS, ConfigSection
 
 MAX_MIXES = 10_000_000  # losses kept while tuning: 160 MB
 USUAL_BUCKETS = 8  # the most that a preset sets
@@ -21,7 +21,7 @@ COSINE_TEMPERATURES = (0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06,
 L2_TEMPERATURES = (0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the metric's unit
 
 
-class TuneConfig(Section):
+class TuneConfig(ConfigSection):
     ks: tuple[K, ...] = Field(
         (8, 16, 32, 64, 128, 256, 512, 1024),
         min_length=1,
@@ -72,7 +72,7 @@ class TuneConfig(Section):
         return self
 
 
-class ContextRetrievalConfig(Section):
+class ContextRetrievalConfig(ConfigSection):
     enabled: bool = Field(
         False,
         description="Whether the report also compares with passages of the store that BM25 finds and that the base "
@@ -115,7 +115,7 @@ class ContextRetrievalConfig(Section):
     )
 
 
-class EvalConfig(Section):
+class EvalConfig(ConfigSection):
     bootstrap: int = Field(
         1000,
         ge=40,  # fewer have no 2.5% at either end

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gnnlm.config.config_section import MAX_STEPS, Section, Training, default
+from gnnlm.config.config_section import MAX_STEPS, ConfigSection, TrainingSection, default
 
 SCRATCH = "scratch"
 MAX_WIDTH, MAX_LAYERS, MAX_HEADS = 16_384, 256, 1024
@@ -14,7 +14,7 @@ MAX_WINDOW, MAX_BATCH = 10_000_000, 100_000_000
 Cutoff = Annotated[int, Field(ge=1, le=10**9)]
 
 
-class ArchitectureConfig(Section):
+class ArchitectureConfig(ConfigSection):
     preset: Literal["wikitext103", "one-billion-word", "enwik8"] = Field(
         "wikitext103",
         description="One of the paper's base models: the adaptive-input Transformer of WikiText-103, the much larger "
@@ -57,7 +57,7 @@ class ArchitectureConfig(Section):
     )
 
 
-class FitConfig(Training):
+class FitConfig(TrainingSection):
     """Fields of training a base model and of fine-tuning one."""
 
     schedule: Literal["cosine", "inverse-sqrt", "linear", "constant"] = Field(
@@ -93,10 +93,10 @@ class FinetuneConfig(FitConfig):
         "small low-rank updates (`lora`, which needs peft).",
     )
     epochs: float = Field(1.0, gt=0, le=10_000, description="How many times the train text is read.")
-    lr: float = default(Training, "lr", 1e-4)
-    warmup: int = default(Training, "warmup", 10)
-    clip: float = default(Training, "clip", 1.0)
-    validate_every: int = default(Training, "validate_every", 50)
+    lr: float = default(TrainingSection, "lr", 1e-4)
+    warmup: int = default(TrainingSection, "warmup", 10)
+    clip: float = default(TrainingSection, "clip", 1.0)
+    validate_every: int = default(TrainingSection, "validate_every", 50)
     rank: int = Field(16, ge=1, le=MAX_WIDTH, description="With `lora`: rank of the update of each matrix.")
     alpha: int = Field(32, ge=1, le=1_000_000, description="With `lora`: updates are scaled by alpha / rank.")
     unread: Literal["held-out", "first-reading"] = Field(
@@ -129,7 +129,7 @@ class FinetuneConfig(FitConfig):
         return self
 
 
-class LMConfig(Section):
+class LMConfig(ConfigSection):
     model: str = Field(
         "smollm2",
         description="The frozen causal language model: a local directory, a name on the Hugging Face hub, a .gguf "

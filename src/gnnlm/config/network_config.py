@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from gnnlm.config.config_section import MAX_K, MAX_STEPS, Section, Training, default
+from gnnlm.config.config_section import MAX_K, MAX_STEPS, ConfigSection, TrainingSection, default
 
 MAX_WIDTH, MAX_LAYERS, MAX_HEADS, MAX_REACH = 16_384, 64, 1024, 64
 
 
-class GnnConfig(Section):
+class GnnConfig(ConfigSection):
     preset: Literal["default", "paper", "released"] = Field(
         "default",
         description="The kind of network. `paper`: the equations as printed. `released`: the choices of the authors' "
@@ -97,12 +97,12 @@ class GnnConfig(Section):
     )
 
 
-class Phase(Section):
+class Phase(ConfigSection):
     k: int = Field(description="Neighbours per token in this phase.", ge=1, le=MAX_K)
     steps: int = Field(description="Optimizer steps in this phase.", ge=1, le=MAX_STEPS)
 
 
-class TrainConfig(Training):
+class TrainConfig(TrainingSection):
     curriculum: tuple[Phase, ...] = Field(
         (Phase(k=32, steps=300), Phase(k=128, steps=60)),
         min_length=1,
@@ -111,18 +111,18 @@ class TrainConfig(Training):
         "trains with k = 32 first, then with k = 128. Larger k is slower.",
     )
     optimizer: Literal["adamw", "adam"] = Field("adamw", description="`adamw`, or `adam`, which has no weight decay.")
-    lr: float = default(Training, "lr", 5e-4)
-    weight_decay: float = default(Training, "weight_decay", 0.05)
-    warmup: int = default(Training, "warmup", 20)
+    lr: float = default(TrainingSection, "lr", 5e-4)
+    weight_decay: float = default(TrainingSection, "weight_decay", 0.05)
+    warmup: int = default(TrainingSection, "warmup", 20)
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="How the learning rate falls after the warm-up."
     )
-    clip: float = default(Training, "clip", 1.0)
+    clip: float = default(TrainingSection, "clip", 1.0)
     block: int = Field(128, ge=1, le=MAX_K, description="Consecutive positions that form a block of training text.")
     batch_blocks: int = Field(4, ge=1, le=4096, description="Blocks in a forward pass. Lower it to save memory.")
-    validate_every: int = default(Training, "validate_every", 50)
-    valid_tokens: int = default(Training, "valid_tokens", 8192)
-    patience: int = default(Training, "patience", 4)
+    validate_every: int = default(TrainingSection, "validate_every", 50)
+    valid_tokens: int = default(TrainingSection, "valid_tokens", 8192)
+    patience: int = default(TrainingSection, "patience", 4)
     checkpoint: bool = Field(
         False,
         description="Compute window states again in the backward pass instead of keeping them: slower, with far less "
@@ -140,7 +140,7 @@ class TrainConfig(Training):
         return self
 
 
-class CacheConfig(Section):
+class CacheConfig(ConfigSection):
     form: Literal["auto", "none", "states", "projected"] = Field(
         "auto",
         description="What the trained GNN reads of its neighbours when it predicts: their `states`, or `projected` "

@@ -8,13 +8,12 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gnnlm.config.config_section import MAX_K, MAX_TOKENS, Section
+from gnnlm.config.config_section import MAX_K, MAX_TOKENS, ConfigSection
 from gnnlm.config.messages import show
 
 MAX_CLUSTERS = 2**24
 MAX_LINKS = 1024
 NAMED_KINDS = ("auto", "exact", "ivf", "paper")
-OLDER_KINDS = {"ivfpq": "paper"}  # names that older runs have in their configs
 UNUSABLE = {  # parts of FAISS factory strings whose indexes cannot do what search needs
     "IDMap": "has ids of its own",
     "NSG": "takes no second batch of rows",
@@ -26,7 +25,7 @@ UNUSABLE = {  # parts of FAISS factory strings whose indexes cannot do what sear
 ROWS_PER_CLUSTER = 39  # fewer do not train a centroid well (FAISS warns below this)
 
 
-class StoreConfig(Section):
+class StoreConfig(ConfigSection):
     dtype: Literal["fp16", "fp32"] = Field(
         "fp16", description="Number format of the states on disk. `fp32` takes twice the space and is rarely needed."
     )
@@ -51,7 +50,7 @@ class StoreConfig(Section):
     )
 
 
-class CodecConfig(Section):
+class CodecConfig(ConfigSection):
     kind: Literal["fp16", "pq"] = Field(
         "fp16",
         description="How the states of neighbour nodes are stored: as they are in the store (`fp16`), or compressed to "
@@ -64,7 +63,7 @@ class CodecConfig(Section):
     )
 
 
-class IndexConfig(Section):
+class IndexConfig(ConfigSection):
     metric: Literal["cosine", "l2"] = Field(
         "cosine", description="Similarity of two keys: their cosine, or minus their squared Euclidean distance (`l2`)."
     )
@@ -92,7 +91,6 @@ class IndexConfig(Section):
     @field_validator("kind")
     @classmethod
     def _usable_kind(cls, kind: str) -> str:
-        kind = OLDER_KINDS.get(kind, kind)
         if kind in NAMED_KINDS:
             return kind
         if kind.lower() in NAMED_KINDS:
@@ -117,7 +115,7 @@ class IndexConfig(Section):
         return max(1, min(self.clusters or int(4 * math.sqrt(rows)), rows // ROWS_PER_CLUSTER))
 
 
-class SearchConfig(Section):
+class SearchConfig(ConfigSection):
     k: int = Field(
         1024,
         ge=1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gnnlm.config.config_section import Training
+from gnnlm.config.config_section import TrainingSection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class TrainingPlan:
     that sets the plan, for error messages.
     """
 
-    config: Training
+    config: TrainingSection
     steps: int
     schedule: str
     tokens: int = 1
@@ -26,7 +26,7 @@ class TrainingPlan:
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step (from 0): linear warm-up, then the chosen decay.
 
-        >>> plan = TrainingPlan(config=Training(lr=1.0, warmup=2), steps=6, schedule="linear")
+        >>> plan = TrainingPlan(config=TrainingSection(lr=1.0, warmup=2), steps=6, schedule="linear")
         >>> [round(plan.learning_rate(step), 2) for step in range(6)]
         [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
         """
@@ -47,7 +47,7 @@ class TrainingPlan:
     def validations_left(self, step: int) -> int:
         """Return how many validations come after this many steps.
 
-        >>> plan = TrainingPlan(config=Training(validate_every=4), steps=10, schedule="linear")
+        >>> plan = TrainingPlan(config=TrainingSection(validate_every=4), steps=10, schedule="linear")
         >>> [plan.validations_left(step) for step in (0, 3, 4, 8, 9, 10)]
         [3, 3, 2, 1, 1, 0]
         """
