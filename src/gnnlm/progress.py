@@ -34,7 +34,7 @@ def warn(message: str) -> None:
 
 def log(level: int, message: str) -> None:
     if _kept is None:
-        logger.log(level, message)
+        logger.log(level, message, stacklevel=3)  # the place that calls `say` or `warn`
     else:
         _kept.append((level, message))
 
