@@ -10,7 +10,7 @@ Fault = Literal["missing", "damaged", "unreadable", "outdated", "erased", "other
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. Not an Exception, so that no `except Exception` on the way swallows it."""
+    """Ctrl-C or SIGTERM; not an Exception, so that no `except Exception` swallows it."""
 
 
 class GnnlmError(Exception):
@@ -49,11 +49,11 @@ class ArtifactError(GnnlmError):
 
 
 class VersionError(ArtifactError):
-    """An artifact that another version of gnnlm has made; nothing says that it is damaged."""
+    """An artifact that another version of gnnlm has made; it need not be damaged."""
 
 
 class LimitError(GnnlmError):
-    """More of something than the machine allows this process, such as open files; nothing is damaged."""
+    """A limit of the machine for this process, such as the number of open files; nothing is damaged."""
 
 
 class EngineError(GnnlmError):

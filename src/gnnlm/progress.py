@@ -41,7 +41,7 @@ def log(level: int, message: str) -> None:
 
 @contextmanager
 def kept_messages() -> Iterator[list[Message]]:
-    """Keep messages instead of logging them: a worker sends them to where they are logged."""
+    """Keep messages instead of logging them; a worker sends them to the process that logs."""
     global _kept
     before = _kept
     _kept = []
@@ -52,7 +52,7 @@ def kept_messages() -> Iterator[list[Message]]:
 
 
 def be_silent() -> None:
-    """Log nothing from now on: another process speaks."""
+    """Log nothing from now on: another process does."""
     logger.disabled = True
 
 

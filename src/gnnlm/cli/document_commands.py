@@ -1,4 +1,4 @@
-"""The commands that change what a finished run looks up: add, remove, replace, sync, compact, refit; what shows it."""
+"""The commands that change the store of a finished run, and those that list its documents and its history."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _show_erased(change: ErasureChange) -> None:
 
 
 def _snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    """The files of a folder, by size and time."""
+    """Return the size and the time of each file of a folder."""
     found = {}
     for path in folder.rglob("*"):
         try:

@@ -58,7 +58,7 @@ def eval_harness(
 
 
 def results_table(found: dict[str, Any]) -> Table:
-    """A line for each metric of each task."""
+    """Return a table with a line for each metric of each task."""
     title = f"{found['run']}, {found['predictor']}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("task", "examples", "n-shot", "filter", "metric", "value", "stderr"):

@@ -76,7 +76,7 @@ def _join(app: Callable[..., object]) -> None:
         try:
             follow(here)
         except (GnnlmError, Interrupted):
-            raise SystemExit(1) from None  # the first process has said why
+            raise SystemExit(1) from None  # the first process has printed why
 
 
 def _unexpected(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""What all commands share: their options, opening a run, the console."""
+"""The options that commands share, opening a run, and the console."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ StorageUrl = Annotated[
 
 @contextmanager
 def engine_of(made: Run, name: str, address: str | None, storage: str | None) -> Iterator[None]:
-    """Within the block, the run is built with this engine."""
+    """Build the run with this engine within the block."""
     with using(name, address, storage) as engine:
         made.use(engine)
         try:
@@ -73,7 +73,7 @@ def engine_of(made: Run, name: str, address: str | None, storage: str | None) ->
 
 
 def open_config(config: Path, overrides: list[str] | None, data_dir: Path | None = None) -> Run:
-    """The run of a config; without --data-dir, the folder that was given when its corpus was built."""
+    """Return the run of a config; --data-dir defaults to the folder that was given when its corpus was built."""
     read = load_config(config, tuple(overrides or ()))
     folder = None if data_dir is None else str(data_dir)
     if folder is None and read.corpus.data_dir is None and (Path(read.run) / "corpus" / "manifest.json").is_file():

@@ -31,7 +31,7 @@ HELD_OUT = 250_000  # tokens of valid and of test, where they are not known: as 
 
 
 def parse_count(text: str, option: str) -> int:
-    """A number with a unit.
+    """Parse a number with a unit.
 
     >>> parse_count("768M", "--tokens"), parse_count("1.5B", "--tokens"), parse_count("2000", "--tokens")
     (768000000, 1500000000, 2000)
@@ -113,7 +113,7 @@ def plan(
 
 
 def _text_sizes(made: Run, tokens: int | None) -> dict[str, TextSize]:
-    """The text of a run; with another number of store tokens, in documents of the same length."""
+    """Return the sizes of the splits, with another number of store tokens if one is given."""
     from gnnlm.plan.sizes import TextSize
     from gnnlm.run.planning import sizes_of_text
 

@@ -1,7 +1,8 @@
 """The one config file: every field typed, documented, checked and overridable.
 
-The fields of a section are in the file named after what they configure. `schema.py` joins the sections, `load.py` reads
-a file with `plain_yaml.py`, and `words.py` words the complaints. Knows nothing of what the stages do with the values.
+The fields of a section are in the file named after what they configure. `config_model.py` joins the sections,
+`config_file.py` reads a file with `plain_yaml.py`, and `messages.py` words the errors. Knows nothing of what the stages
+do with the values.
 """
 
 from gnnlm.config.config_file import changed, dump_config, load_config, parse_config

@@ -1,4 +1,4 @@
-"""Reading a config: a YAML file, `--set a.b=c` overrides, and complaints that name the field.
+"""Reading a config: a YAML file, `--set a.b=c` overrides, and errors that name the field.
 
 An unknown key is refused with the nearest right name. Knows nothing of what the stages do with the values.
 """
@@ -44,7 +44,7 @@ def load_config(path: Path, overrides: tuple[str, ...] = ()) -> Config:
 
 
 def parse_config(values: dict[str, Any], origin: str = "config") -> Config:
-    """Validate plain values; every complaint names the field and, for a typo, the nearest right name.
+    """Validate plain values; an error names every wrong field and, for a typo, the nearest right name.
 
     >>> parse_config({"run": "runs/x", "gnn": {"layer": 2}})
     Traceback (most recent call last):
@@ -65,7 +65,7 @@ def parse_config(values: dict[str, Any], origin: str = "config") -> Config:
 
 
 def changed(config: Config, changes: Mapping[str, Any], origin: str = "config") -> Config:
-    """A config with some fields, named with dots, set to other values; checked as a whole."""
+    """Return the config with other values for some fields, named with dots, validated as a whole."""
     values = config.model_dump(mode="json")
     for field, value in changes.items():
         *sections, leaf = field.split(".")
@@ -77,7 +77,7 @@ def changed(config: Config, changes: Mapping[str, Any], origin: str = "config") 
 
 
 def dump_config(config: Config) -> str:
-    """The config as YAML, every field written out."""
+    """Return the config as YAML, every field written out."""
     return dump_yaml(config.model_dump(mode="json"))
 
 
@@ -96,7 +96,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _complaint(error: Any) -> str:
-    """One mistake in our own words: Pydantic's are about Python types."""
+    """Word one mistake for a reader of YAML; Pydantic's messages are about Python types."""
     place, got = error["loc"], error["input"]
     if error["type"] == "missing" and isinstance(place[-1], int):
         place = place[:-1]  # a list of fixed length that is too short: `got` is the list

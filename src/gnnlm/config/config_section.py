@@ -1,4 +1,4 @@
-"""What all sections of a config have in common, and what all kinds of training have in common."""
+"""The base class of config sections, and the fields that all kinds of training share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ConfigSection(BaseModel):
-    """A group of fields; frozen, closed to unknown keys, its numbers finite."""
+    """A group of fields: frozen, without unknown keys, its numbers finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _usable(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what Pydantic would take: true for 1, and text that is empty or that no file can hold."""
+        """Refuse what Pydantic would accept: true for 1, and text that is empty or cannot be written to a file."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
         takes_bool = bool in (annotation, *get_args(annotation))
@@ -50,7 +50,7 @@ def _check_string(text: str) -> None:
 
 
 class TrainingSection(ConfigSection):
-    """Fields of every training; its kinds differ in their defaults."""
+    """The fields that all kinds of training share; their defaults differ."""
 
     lr: float = Field(
         2.5e-4,
@@ -92,7 +92,7 @@ class TrainingSection(ConfigSection):
 
 
 def default(section: type[ConfigSection], name: str, value: Any) -> Any:
-    """A field of a section with another default, for a section that derives from it."""
+    """Return a field of a section with another default, for a section that derives from it."""
     field = copy.copy(section.model_fields[name])
     field.default = value
     return field

@@ -167,7 +167,7 @@ class CorpusConfig(ConfigSection):
 
     @property
     def shared_by(self) -> int:
-        """How many documents share a limit on valid or test tokens."""
+        """The number of documents that share a limit on valid or test tokens."""
         return self.min_documents or (1 if self.is_benchmark else 20)
 
     @property

@@ -192,5 +192,5 @@ class LMConfig(ConfigSection):
 
     @property
     def is_trained(self) -> bool:
-        """Whether a run changes the model before it uses it."""
+        """Whether a run trains or fine-tunes the model before it encodes."""
         return self.model == SCRATCH or self.finetune.kind != "none"

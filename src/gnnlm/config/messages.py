@@ -1,4 +1,4 @@
-"""What a config field expects and what it got, in words, derived from the fields themselves.
+"""What a config field expects and what was given, worded from the types and limits of the fields.
 
 Knows nothing of any particular field.
 """
@@ -20,7 +20,7 @@ MAX_INT_BITS = 1024  # Python does not print an integer of more than 4,300 digit
 
 
 class _Shown(reprlib.Repr):
-    """Short whatever it shows, and in the words of YAML."""
+    """Shortens values, and writes them as YAML does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Shown(reprlib.Repr):
 
 
 def show(value: object) -> str:
-    """A value as a message shows it.
+    """Return a value as a message shows it.
 
     >>> show(None), show("x"), show([True, 10**5000])
     ('null', "'x'", '[true, a number of about 5,000 digits]')
@@ -49,7 +49,7 @@ def show(value: object) -> str:
 
 
 def expected(model: type[BaseModel], place: tuple[int | str, ...]) -> str:
-    """What the field at a place expects.
+    """Describe what the field at a place expects.
 
     >>> from gnnlm.config import Config
     >>> expected(Config, ("train", "betas"))
@@ -116,7 +116,7 @@ def _limit(limits: Iterable[Any], name: str) -> Any:
 
 
 def _unpacked(annotation: Any) -> tuple[Any, list[Any]]:
-    """A list's item: its type and its limits."""
+    """Return the type and the limits of a list's items."""
     if get_origin(annotation) is not Annotated:
         return annotation, []
     kind, field = get_args(annotation)

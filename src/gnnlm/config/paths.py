@@ -1,4 +1,4 @@
-"""Paths in the config that a run keeps: they lead to the same files from any folder.
+"""Local paths in the saved config of a run, written so that they lead to the same files from any folder.
 
 A local path is saved absolute; one inside the run directory begins with `$RUN`, so that a run can be moved.
 """
@@ -19,7 +19,7 @@ NAMES = (SCRATCH, "smollm2", "python-docs", *BENCHMARK_NAMES)  # what these fiel
 
 
 def portable(config: Config) -> Config:
-    """The config with every local path absolute, or from the run directory on where it lies inside."""
+    """Return the config with every local path absolute, or relative to `$RUN` if it lies in the run directory."""
     corpus = config.corpus
     places = {"lm": {"model"}, "corpus": {"data_dir"}}
     if corpus.data_dir is None:  # else the others start from there
@@ -40,7 +40,7 @@ def _portable(value: str | None, run: Path) -> str | None:
 
 
 def expand_run(values: dict[str, Any], run: Path) -> None:
-    """Put the run directory back into the paths of plain config values that begin with `$RUN`."""
+    """Replace `$RUN` at the beginning of paths in plain config values by the run directory."""
     for section, fields in PATHS.items():
         below = values.get(section)
         if not isinstance(below, dict):

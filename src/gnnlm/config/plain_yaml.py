@@ -31,7 +31,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(file: Path) -> Any:
-    """The value that a YAML file holds."""
+    """Return the value that a YAML file holds."""
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_BYTES + 1)
@@ -48,7 +48,7 @@ def read_yaml(file: Path) -> Any:
 
 
 def parse_yaml(text: str, origin: str, lines: bool = True) -> Any:
-    """The value that a YAML text holds; `origin` says in messages where the text comes from, `lines` which line.
+    """Return the value that a YAML text holds; `origin` says in messages where the text comes from, `lines` which line.
 
     >>> parse_yaml("gnn: {layers: 2, preset: paper}", "a.yaml")
     {'gnn': {'layers': 2, 'preset': 'paper'}}
@@ -61,7 +61,7 @@ def parse_yaml(text: str, origin: str, lines: bool = True) -> Any:
 
 
 def dump_yaml(value: Any) -> str:
-    """A value as YAML that `parse_yaml` reads back."""
+    """Return a value as YAML that `parse_yaml` reads back."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -78,7 +78,7 @@ _Dumper.add_representer(str, _represent)
 
 
 def _joined(text: str) -> str:
-    """JSON writes a character beyond U+FFFF as two halves: join them."""
+    """Join the two halves as which JSON writes a character beyond U+FFFF."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
@@ -86,7 +86,9 @@ class _Parser:
     """Builds plain values from the events of one YAML document."""
 
     def __init__(self, text: str, origin: str, lines: bool) -> None:
-        self._origin, self._lines, self._values = origin, lines, 0
+        self._origin = origin
+        self._lines = lines
+        self._values = 0
         try:
             self._loader = _Loader(text)
         except yaml.reader.ReaderError as error:
@@ -131,7 +133,9 @@ class _Parser:
                                     "starts with ! in quotes")  # fmt: skip
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(name, depth)
-        return self._mapping(name, depth) if isinstance(event, yaml.MappingStartEvent) else self._scalar(event)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(name, depth)
+        return self._scalar(event)
 
     def _sequence(self, name: str, depth: int) -> list[Any]:
         items: list[Any] = []

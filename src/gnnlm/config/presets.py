@@ -1,4 +1,4 @@
-"""What `gnn.preset` sets, in every section that it speaks of. A field that the config sets itself overrides it."""
+"""The values that `gnn.preset` sets, by section. A field that the config sets itself overrides the preset."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def preset_words(config: Config) -> list[str]:
-    """What the preset of a config sets, and what the config sets otherwise: a line each."""
+    """Return a line on what the preset of a config sets, and one on what the config overrides."""
     followed, overridden = [], []
     for section, values in PRESETS[config.gnn.preset].items():
         for name, value in values.items():

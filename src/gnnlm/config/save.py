@@ -1,4 +1,4 @@
-"""Keeping the config in its run."""
+"""Saving the config in the run directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOR_TRANSFORMERS = {"model_type": "gnnlm", "architectures": ["OpenBookForCausalL
 
 
 def save_config(config: Config) -> None:
-    """Write `config.yaml` into the run directory; one that somebody else wrote there is left, or kept beside it."""
+    """Write `config.yaml` into the run directory; a file that gnnlm did not write is kept, or copied if it differs."""
     root = Path(config.run)
     if not (root / "config.json").exists():  # by it transformers' Auto classes know a run
         write_json(root / "config.json", FOR_TRANSFORMERS)
