@@ -179,8 +179,12 @@ def test_demo_shows_everything(tiny_values: dict[str, Any], tmp_path: Path) -> N
     changes = [f"{section}={json.dumps(values)}" for section, values in tiny_values.items()]
     arguments = [part for change in changes for part in ("--set", change)]
     done = command("demo", "--run", tmp_path / "demo", *arguments, "--json")
-    assert done.stdout.count("Input: ") == 2
-    assert done.stdout.count("Extracted ") >= 4
+    assert done.stdout.count("Input: ") == 1
+    assert done.stdout.count("Extracted ") >= 2
+    assert "its interval" in done.stdout
+    assert f"{tmp_path / 'demo' / 'report' / 'report.md'}" in done.stdout
+    *lines, _ = done.stdout.splitlines()
+    assert sum(max(1, -(-len(line) // 100)) for line in lines) <= 45, "one screen"
     assert "Next, use your own text" in done.stdout
     assert json.loads(done.stdout.splitlines()[-1])["rows"]["gnn_knn"]["ppl"] > 1
 

@@ -34,7 +34,7 @@ from gnnlm.cli.options import (
     out,
 )
 from gnnlm.cli.plan_command import plan
-from gnnlm.cli.printed_reports import generation_line, open_report, print_json, show_examples, show_report
+from gnnlm.cli.printed_reports import generation_line, open_report, print_json, show_demo_results, show_report
 from gnnlm.cli.serve_command import serve
 from gnnlm.cli.stage_commands import add_stage_commands
 from gnnlm.config import load_config
@@ -164,8 +164,7 @@ def demo(
     with resources.as_file(resources.files("gnnlm") / "demo.yaml") as path:
         made = Run(load_config(path, (f"run={json.dumps(str(folder))}", *(set_ or ()))))
     made.build_all(rebuild=rebuild)
-    show_report(made, as_json=False)
-    show_examples(made, count=2)
+    show_demo_results(made)
     out.print("\nWritten with the book (words are coloured by its share; under them, where they come from):")
     write_two_sentences(made.root, list(DEMO_PROMPTS))
     out.print(

@@ -84,22 +84,22 @@ def show_stream(prompt: str, stream: TextStream) -> None:
     _show_sources(stream.generation)
 
 
-def show(prompt: str, written: WrittenText) -> None:
-    """Print a finished text with its sources."""
+def show(prompt: str, written: WrittenText, sources: int = LISTED) -> None:
+    """Print a finished text with its largest sources."""
     text = Text(prompt, "bold")
     for token in written.tokens:
         text.append(token.text, share_style(token.book))
     out.print(text, soft_wrap=True)
-    _show_sources(written)
+    _show_sources(written, sources)
 
 
 def write_two_sentences(run: Path, prompts: list[str]) -> None:
-    """Write from two prompts, at the end of `gnnlm demo`."""
+    """Write the sentences that `gnnlm demo` ends with, with few sources each, so that all of it fits on a screen."""
     from gnnlm.book import open_book
 
     book = open_book(run)
     for prompt in prompts:
-        show(prompt, book.generate(prompt, max_tokens=40, stop=["\n\n"]))
+        show(prompt, book.generate(prompt, max_tokens=40, stop=["\n\n"]), sources=2)
 
 
 def share_style(share: float) -> str:
@@ -127,7 +127,7 @@ def _coloured(stream: TextStream, start: int, end: int) -> Text:
     return text
 
 
-def _show_sources(written: WrittenText) -> None:
+def _show_sources(written: WrittenText, most: int = LISTED) -> None:
     """Print the passages that the text follows, then the largest sources of single words, and the share of the book."""
     lines = [
         _source_line(
@@ -149,7 +149,7 @@ def _show_sources(written: WrittenText) -> None:
                 source.document, source.start, source.end, passage, f"{source.share:.0%} of {_cut(word, 20)!r}"
             )
         )
-    for number, line in enumerate(lines[:LISTED], 1):
+    for number, line in enumerate(lines[:most], 1):
         out.print(Text.assemble((f"[{number}] ", "bold"), line), soft_wrap=True)
     rate = len(written.tokens) / written.seconds if written.seconds else 0.0
     own = "no source: all of it is the model's own" if written.book < 0.005 else f"{written.book:.0%} from the book"

@@ -11,33 +11,54 @@ from gnnlm.run import Run
 if TYPE_CHECKING:
     from gnnlm.evaluate.report import Report
 
+ROWS = (
+    "base is the frozen model. +kNN mixes in the tokens that followed similar states in the store, +GNN lets a graph "
+    "network read the text around them, +GNN+kNN does both. The lower the perplexity (ppl), the better."
+)
+
 
 def show_report(made: Run, as_json: bool) -> None:
-    from gnnlm.evaluate.report_tables import (
-        headline,
-        notes,
-        passage_headline,
-        passage_notes,
-        passage_table,
-        report_table,
-    )
+    """Print the rows of the report, and all its notes."""
+    from gnnlm.evaluate.report_tables import notes, passage_headline, passage_notes, passage_table
 
     report = open_report(made)
-    out.print(report_table(report).rich(headline(report)))
+    _show_rows(report)
     for note in notes(report):
-        out.print(note, soft_wrap=True, markup=False)
+        _print_line(note)
     if report.passages is not None:
         out.print(passage_table(report.passages).rich(passage_headline(report.passages)))
         for note in passage_notes(report.passages):
-            out.print(note, soft_wrap=True, markup=False)
+            _print_line(note)
     figures = "rows.png" if report.training is None else "rows.png, training.png"
-    out.print(
-        f"Report and figures: {made.path('eval')}/report.md, report.json, {figures}", soft_wrap=True, markup=False
-    )
+    _print_line(f"Report and figures: {made.path('eval')}/report.md, report.json, {figures}")
     if (line := generation_line(made)) is not None:
-        out.print(line, soft_wrap=True, markup=False)
+        _print_line(line)
     if as_json:
         print_json(made)
+
+
+def show_demo_results(made: Run) -> None:
+    """Print the report on half a screen: its rows, what they mean, whether the gain is significant, an example."""
+    from gnnlm.predict.predictor import LABELS
+
+    report = open_report(made)
+    last = report.predictors[-1]
+    row = report.rows[last]
+    _show_rows(report)
+    _print_line(ROWS)
+    _print_line(f"The change of {LABELS[last]}, {row.change_words}, {row.significance}.")
+    _print_line(f"More, with notes on every figure: {made.path('eval')}/report.md")
+    _show_example(made)
+
+
+def _show_rows(report: Report) -> None:
+    from gnnlm.evaluate.report_tables import headline, report_table
+
+    out.print(report_table(report).rich(headline(report)))
+
+
+def _print_line(text: str) -> None:
+    out.print(text, soft_wrap=True, markup=False)
 
 
 def show_current(made: Run, as_json: bool) -> None:
@@ -75,15 +96,16 @@ def generation_line(made: Run) -> str | None:
     return f"{line} (the report is of generation 0, the run as it was built)"
 
 
-def show_examples(made: Run, count: int) -> None:
+def _show_example(made: Run) -> None:
+    """Print a test word that the book clearly helped, drawn at random, with its neighbours."""
     from gnnlm.evaluate.examples import find_examples, render_choice, render_example
 
-    scores, parts = made.artifact("eval"), made.snapshot
+    scores, snapshot = made.artifact("eval"), made.snapshot
     best = open_report(made).predictors[-1]
     base, gained = (scores.array(f"{name}.log_probs.npy") for name in ("base", best))
-    text, stream, seed = parts.searched("test"), parts.streams["test"], made.config.seed
-    examples = find_examples(text, stream, parts.store, base, gained, count, seed)
-    out.print("\n" + render_choice(examples), soft_wrap=True, markup=False)
+    text, stream = snapshot.searched("test"), snapshot.streams["test"]
+    examples = find_examples(text, stream, snapshot.store, base, gained, 1, made.config.seed)
+    _print_line("\n" + render_choice(examples))
     for example in examples.sample:
         out.print(render_example(example))
 

@@ -140,11 +140,11 @@ def example_at(
 
 
 def render_choice(examples: Examples) -> str:
-    """How the examples were chosen, in a sentence or two."""
+    """How the example was chosen, in a sentence or two."""
     if not examples.gains:
         return f"No examples: none of {examples.words:,} test words is a clear gain ({RULE})."
     return (
-        f"Examples drawn at random among {examples.gains:,} clear gains of {examples.words:,} test words ({RULE}); "
+        f"An example, drawn at random among {examples.gains:,} clear gains of {examples.words:,} test words ({RULE}); "
         f"{examples.losses:,} words lost as much."
     )
 

@@ -1,7 +1,7 @@
 """The analysis of a run: every part an artifact of its own under RUN/analysis, and a page of all of them.
 
-A part is made from the artifacts that it reads. It is found done while these are the same, made anew when they have
-changed, and resumed where it was interrupted.
+A part is done while the artifacts that it reads are the same. It is made anew when they have changed, and an
+interrupted part is resumed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Work = AnalysisPart[Any] | Preparation
 
 
 @dataclass(frozen=True)
-class Missing:
+class Obstacle:
     """Why a step cannot be made, and the command that changes this (empty if none does)."""
 
     why: str
@@ -46,7 +46,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """What is asked for beyond the parts: to train forks, with so many steps, for some components; runs beside it."""
+    """Options of an analysis: whether to train forks, for how many steps, of which components; runs to compare with."""
 
     train: bool = False
     steps: int | None = None
@@ -60,28 +60,30 @@ class AnalysisOptions:
 
 @dataclass(frozen=True)
 class AnalysisStep:
-    """A part or a preparation that is asked for: its state, why it cannot be made if so, and its time if not done."""
+    """A part or a preparation to make: its state, why it cannot be made (if so), and the seconds that it will take."""
 
     name: str
     work: Work
     state: State
-    missing: Missing | None = None
+    obstacle: Obstacle | None = None
     seconds: float = 0.0
     forks: tuple[tuple[str, float], ...] = ()  # those to be trained, and the seconds that each takes
 
     @property
     def words(self) -> str:
-        """What will be done about it."""
-        if self.missing is not None:
-            return f"cannot be made: {self.missing.why}"
+        """What will be done with the step."""
+        if self.obstacle is not None:
+            return f"cannot be made: {self.obstacle.why}"
         return {"done": "done", "missing": "to do", "half-done": "resumes"}.get(self.state, "made anew")
 
 
 class Analysis:
     """The analysis of one run."""
 
-    def __init__(self, run: Run, asked: AnalysisOptions | None = None) -> None:
-        self.run, self.root, self.asked = run, run.root / FOLDER, asked or AnalysisOptions()
+    def __init__(self, run: Run, options: AnalysisOptions | None = None) -> None:
+        self.run = run
+        self.root = run.root / FOLDER
+        self.options = options or AnalysisOptions()
         if is_locked(run.root):
             raise ArtifactError(f"another gnnlm process is building in {run.root}; analyse it when that has finished")
         if self.root.exists() and not self.root.is_dir():
@@ -94,7 +96,7 @@ class Analysis:
     # -- plan ----------------------------------------------------------------------------------------------
 
     def plan(self, names: Sequence[str]) -> list[AnalysisStep]:
-        """The steps for some parts (or preparations), in order, with what they read before them."""
+        """The steps for some parts or preparations, in order, each after the preparations that it reads."""
         wanted: dict[str, Work] = {}
         for name in names:
             if name not in PARTS and name not in PREPARATIONS:
@@ -106,15 +108,15 @@ class Analysis:
 
     def _add(self, name: str, wanted: dict[str, Work]) -> None:
         work = _work(name)
-        if self._missing(work) is None:  # else nothing is prepared for it
+        if self._obstacle(work) is None:  # else nothing is prepared for it
             for before in _before(work):
                 self._add(before, wanted)
         wanted.setdefault(name, work)
 
     def _step(self, name: str, work: Work) -> AnalysisStep:
-        missing = self._missing(work)
-        if missing is not None:
-            return AnalysisStep(name, work, "missing", missing)
+        obstacle = self._obstacle(work)
+        if obstacle is not None:
+            return AnalysisStep(name, work, "missing", obstacle)
         state = state_of(self.root / name, self._inputs(work))
         if state == "done":
             return AnalysisStep(name, work, state)
@@ -125,21 +127,21 @@ class Analysis:
             name, work, state, None, work.seconds(self.subject) + sum(seconds for _, seconds in forks), forks
         )
 
-    def _missing(self, work: Work) -> Missing | None:
+    def _obstacle(self, work: Work) -> Obstacle | None:
         """Why a step cannot be made with this run; None if it can."""
         if isinstance(work, AnalysisPart) and work.gnn and "train" not in self.run.stages:
-            return Missing("needs a graph network, and this run has none (gnn.layers: 0)")
+            return Obstacle("needs a graph network, and this run has none (gnn.layers: 0)")
         without = [stage for stage in work.stages if stage in self.run.stages and stage not in self.subject.stages]
         if without:
             states = {stage: self.run.state(self.run.stages[stage]) for stage in without}
             words = ", ".join(f"{stage} ({state})" for stage, state in states.items())
             again = " --rebuild" if {"stale", "damaged"} & set(states.values()) else ""
             several = "the stages" if len(without) > 1 else "the stage"
-            return Missing(f"needs {several} {words}", f"gnnlm run {self._path}{again}")
+            return Obstacle(f"needs {several} {words}", f"gnnlm run {self._path}{again}")
         if isinstance(work, AnalysisPart) and work.trains and not self._variants:
             command = f"gnnlm analyze {self._path} --part {work.name} --train"
-            return Missing("trains forks of the run, which is done only when asked for (--train)", command)
-        return next((found for before in _before(work) if (found := self._missing(_work(before)))), None)
+            return Obstacle("trains forks of the run, which is done only when asked for (--train)", command)
+        return next((found for before in _before(work) if (found := self._obstacle(_work(before)))), None)
 
     @property
     def _path(self) -> str:
@@ -172,14 +174,14 @@ class Analysis:
     @cached_property
     def _forks(self) -> Forks:
         usual = max(1, sum(phase.steps for phase in self.run.config.train.curriculum) // 3)
-        last = None if self.asked.train else self._recorded("components").get("steps")
-        return Forks(self.run, self.root / FORKS, self.asked.steps or last or usual)
+        last = None if self.options.train else self._recorded("components").get("steps")
+        return Forks(self.run, self.root / FORKS, self.options.steps or last or usual)
 
     @cached_property
     def _variants(self) -> list[Variant]:
         """The changes that the part components shows: those asked for, and those that are trained already."""
         forks, recorded = self._forks, self._recorded("components")
-        asked = select_variants(forks.variants, self.asked.components) if self.asked.train else []
+        asked = select_variants(forks.variants, self.options.components) if self.options.train else []
         as_it_was = {"version": PARTS["components"].version, "artifact eval": self.run.artifact("eval").fingerprint}
         current = as_it_was.items() <= recorded.items() and state_of(self.root / "components", recorded) == "done"
         if not asked and current:  # shown even where its forks were removed
@@ -194,8 +196,8 @@ class Analysis:
     @cached_property
     def _others(self) -> dict[str, Run]:
         """Other finished runs, by path."""
-        if self.asked.others:
-            runs = {str(path.resolve()): Run(load_config(path), reading=True) for path in self.asked.others}
+        if self.options.others:
+            runs = {str(path.resolve()): Run(load_config(path), reading=True) for path in self.options.others}
             for other in runs.values():
                 other.artifact("eval")  # says what is wrong with it, if anything is
             return runs
@@ -222,7 +224,7 @@ class Analysis:
         """
         with self.run.building():
             for step in steps:
-                if step.missing is None and not any(before in self._failed for before in _before(step.work)):
+                if step.obstacle is None and not any(before in self._failed for before in _before(step.work)):
                     try:
                         self._made[step.name] = self._build(step.name, step.work, rebuild)
                     except GnnlmError as error:
@@ -263,14 +265,14 @@ class Analysis:
 
     def _absent(self, name: str, part: AnalysisPart[Any]) -> MissingPart:
         """Why a part is not on the page, and the command that makes it."""
-        missing = self._missing(part)
-        if missing is not None:
-            return MissingPart(name, part.title, missing.why, missing.command)
+        obstacle = self._obstacle(part)
+        if obstacle is not None:
+            return MissingPart(name, part.title, obstacle.why, obstacle.command)
         why = next((str(self._failed[step]) for step in (name, *part.after) if step in self._failed), "not made yet")
         return MissingPart(name, part.title, why, f"gnnlm analyze {self._path} --part {name}")
 
     def _result(self, name: str, part: AnalysisPart[Any]) -> PartResult | None:
-        if self._missing(part) is not None or state_of(self.root / name, self._inputs(part)) != "done":
+        if self._obstacle(part) is not None or state_of(self.root / name, self._inputs(part)) != "done":
             return None
         result: PartResult = part.read(self._made.get(name) or Artifact.open(self.root / name))
         return result

@@ -1,7 +1,7 @@
 """Forks of a run for the analysis: one thing changed, trained with a budget, kept under RUN/analysis/forks.
 
-A fork is a run of its own: its stages that the change leaves valid are linked, the others are built, resumed where
-they were interrupted and found done. One that was forked from other artifacts than the run has now is made anew.
+A fork is a run of its own: stages that the change leaves valid are linked, the others are built, and resumed after an
+interruption. A fork of artifacts that the run no longer has is made anew.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Forks:
     """The forks of a run with one budget of training steps."""
 
     def __init__(self, run: Run, folder: Path, steps: int) -> None:
-        self.run, self.folder, self.steps = run, folder, steps
+        self.run = run
+        self.folder = folder
+        self.steps = steps
         self._records: dict[str, dict[str, Any]] = {}
 
     @cached_property
@@ -65,7 +67,7 @@ class Forks:
         return fork.state(fork.stages["eval"]) == "done"
 
     def untrained(self, variants: Sequence[Variant]) -> list[Variant]:
-        """What is still to be trained for some changes; a change that the run has already is its baseline."""
+        """The forks that some changes still need; a change that the run has already needs the baseline only."""
         needed = [BASELINE, *(variant for variant in variants if not variant.is_run(self.run.config))]
         return [variant for variant in needed if not self.is_done(variant)]
 
@@ -102,7 +104,7 @@ class Forks:
         return trained(fork, variant.name)
 
     def fork(self, variant: Variant) -> Run:
-        """The fork of a change, with the stages that it shares with the run; those of an earlier time are kept."""
+        """The fork of a change, with the stages that it shares with the run; a current fork is kept as it is."""
         path = self.path(variant)
         if not self._is_current(path, variant):
             self._fork(path, variant)
@@ -129,7 +131,7 @@ class Forks:
         )
 
     def _fork(self, path: Path, variant: Variant) -> None:
-        """Fork beside the place and move it there when it is whole."""
+        """Make the fork in a temporary folder, and move it to its place when it is complete."""
         if path.exists():
             if not (path / RECORD).is_file():
                 raise ArtifactError(f"{path} was not made by gnnlm analyze; move it elsewhere")

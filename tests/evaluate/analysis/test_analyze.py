@@ -177,9 +177,9 @@ def test_a_stale_stage_names_the_command_that_replaces_it(run_dir: Path) -> None
     config = (run_dir / "config.yaml").read_text()
     (run_dir / "config.yaml").write_text(config.replace("bootstrap: 50", "bootstrap: 51"))
     (step,) = analysis_of(run_dir).plan(["recall"])
-    assert step.missing is not None
-    assert "eval (stale)" in step.missing.why
-    assert step.missing.command.endswith("--rebuild")
+    assert step.obstacle is not None
+    assert "eval (stale)" in step.obstacle.why
+    assert step.obstacle.command.endswith("--rebuild")
 
 
 def test_a_run_without_a_network_has_the_parts_that_need_none(write_config: WriteConfig) -> None:
@@ -192,7 +192,7 @@ def test_a_run_without_a_network_has_the_parts_that_need_none(write_config: Writ
     assert "knn" in results["recall"]["all"]
     needing = [name for name, part in PARTS.items() if part.gnn]
     for step in analysis_of(root).plan(needing):
-        assert step.missing is None or "gnn.layers: 0" in step.missing.why
+        assert step.obstacle is None or "gnn.layers: 0" in step.obstacle.why
 
 
 def test_a_part_that_fails_does_not_take_the_others_with_it(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

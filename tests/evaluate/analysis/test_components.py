@@ -172,8 +172,8 @@ def test_forks_are_trained_resumed_found_done_and_shown(run_dir: Path, monkeypat
     (source,) = [Path(load_config(run_dir).corpus.source or "")]
     plain = analysis_of(run_dir)
     (step,) = plain.plan(["components"])
-    assert step.missing is not None
-    assert step.missing.command.endswith("--part components --train")
+    assert step.obstacle is not None
+    assert step.obstacle.command.endswith("--part components --train")
 
     analysis = analysis_of(run_dir, "layers-1", "leakage-none")
     (step,) = analysis.plan(["components"])

@@ -12,7 +12,7 @@ Shapes: B blocks, T tokens, K neighbours, U rows, W window slots.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -40,41 +40,35 @@ SPEED_PARTS = {
 }
 
 
-@dataclass(frozen=True)
-class GraphCounts:
+class GraphCounts(PartResult):
     """What a graph holds. `slots` are window slots within their documents: of every retrieved row, and of each once."""
 
-    tokens: int = 0
-    retrieved: int = 0
-    rows: int = 0
-    slots: int = 0
-    slots_shared: int = 0
-    states: int = 0
-    inter_edges: int = 0
-    context_edges: int = 0
-    window_edges: int = 0
-    window_edges_shared: int = 0
+    tokens: float = 0
+    retrieved: float = 0
+    rows: float = 0
+    slots: float = 0
+    slots_shared: float = 0
+    states: float = 0
+    inter_edges: float = 0
+    context_edges: float = 0
+    window_edges: float = 0
+    window_edges_shared: float = 0
 
     def __add__(self, other: GraphCounts) -> GraphCounts:
-        return GraphCounts(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+        return GraphCounts(**{name: value + getattr(other, name) for name, value in self})
+
+    @property
+    def per_token(self) -> dict[str, float]:
+        return {name: value / self.tokens for name, value in self}
 
 
-class BatchCounts(PartResult):
-    """The counts of some batches for each token; fields as in `GraphCounts`."""
+class BatchCounts(GraphCounts):
+    """The counts of some batches for each token."""
 
     name: str
     blocks: int
     block: int
     batches: int
-    retrieved: float
-    rows: float
-    slots: float
-    slots_shared: float
-    states: float
-    inter_edges: float
-    context_edges: float
-    window_edges: float
-    window_edges_shared: float
 
 
 class PaperFormula(PartResult):
@@ -199,8 +193,7 @@ def _batches(subject: Subject, name: str, searched: SearchedText, blocks: int, b
     for begin in batches:
         positions_BT = searched.table.positions(torch.from_numpy(begin[:, None] + np.arange(block)))
         total += count_graph(subject, searched, positions_BT, searched.table.at(positions_BT, k))
-    each = {key: value / total.tokens for key, value in asdict(total).items() if key != "tokens"}
-    return BatchCounts(name=name, blocks=blocks, block=block, batches=len(batches), **each)
+    return BatchCounts(name=name, blocks=blocks, block=block, batches=len(batches), **total.per_token)
 
 
 def _size(artifact: Artifact) -> int:
