@@ -145,7 +145,7 @@ def test_a_run_on_a_model_from_scratch(case: str, lines: Path, tmp_path: Path) -
     assert rows["gnn_knn"] < rows["base"]
     assert report["lm"]["kind"] == "scratch"
     found = score_ngram(run.snapshot.streams, run.config.lm.continuous, run.artifact("corpus").facts)
-    assert found["test_tokens"] == report["test_tokens"]
+    assert found.test_tokens == report["test_tokens"]
     book = gnnlm.open(tmp_path / "run")
     text = "w1 w2 w3 w4"
     scores = book.score(text)

@@ -89,11 +89,11 @@ def ngram(
     made = open_config(config, set_)
     found = score_ngram(made.snapshot.streams, made.config.lm.continuous, made.artifact("corpus").facts, order)
     say(
-        f"interpolated {order}-gram (Kneser-Ney): perplexity {found['ppl']:.2f}, {found['bits_per_byte']:.3f} bits per "
-        f"byte on {found['test_tokens']:,} test tokens"
+        f"interpolated {order}-gram (Kneser-Ney): perplexity {found.ppl:.2f}, {found.bits_per_byte:.3f} bits per "
+        f"byte on {found.test_tokens:,} test tokens"
     )
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(asdict(found)))
 
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="MODEL", help="The checkpoint, .pt or .safetensors.")]

@@ -27,7 +27,7 @@ class EvalStage(Stage):
 
     def build(self, context: BuildContext, draft: Draft) -> Artifact:
         from gnnlm.evaluate.evaluation import Evaluation, build_report
-        from gnnlm.evaluate.passage_rows import ReadWithPassages
+        from gnnlm.evaluate.passage_rows import PassageInputs
 
         config, snapshot = context.config, context.snapshot
 
@@ -37,7 +37,7 @@ class EvalStage(Stage):
         read = optional("passages")
         passages = None
         if read is not None:
-            passages = ReadWithPassages(
+            passages = PassageInputs(
                 read,
                 snapshot.streams,
                 snapshot.index,

@@ -13,7 +13,7 @@ from gnnlm.config import EvalConfig
 from gnnlm.corpus.stream import SPLITS, Stream
 from gnnlm.engine import Spread, here
 from gnnlm.evaluate.mix_weight import sample_text
-from gnnlm.evaluate.passage_rows import ReadWithPassages, compare_passages
+from gnnlm.evaluate.passage_rows import PassageInputs, compare_passages
 from gnnlm.evaluate.plots import plot_rows, plot_training
 from gnnlm.evaluate.report import (
     CacheFacts,
@@ -49,7 +49,7 @@ class Evaluation:
     lm: Artifact | None = None
     training: Artifact | None = None
     cache: Artifact | None = None
-    passages: ReadWithPassages | None = None
+    passages: PassageInputs | None = None
 
 
 def build_report(

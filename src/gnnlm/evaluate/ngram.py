@@ -12,6 +12,7 @@ Shapes: N tokens.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +107,23 @@ def _look_up(keys: Hashes, values: Floats, wanted: Hashes) -> Floats:
     return np.where(keys[at] == wanted, values[at], 0.0)
 
 
-def score_ngram(streams: dict[str, Stream], continuous: bool, facts: dict[str, Any], order: int = 5) -> dict[str, Any]:
-    """Score the test split with an n-gram model of the train split; both are read as the base model reads them."""
+@dataclass(frozen=True)
+class NgramScore:
+    """What an n-gram model of some order makes of the test split."""
+
+    order: int
+    ppl: float
+    bits_per_byte: float
+    test_tokens: int
+
+
+def score_ngram(
+    streams: Mapping[str, Stream], continuous: bool, facts: Mapping[str, Any], order: int = 5
+) -> NgramScore:
+    """Score the test split with an n-gram model of the train split; both are read as the base model reads them.
+
+    `facts` are those of the corpus.
+    """
 
     def texts(split: str) -> list[Tokens]:
         stream = streams[split]
@@ -119,9 +135,9 @@ def score_ngram(streams: dict[str, Stream], continuous: bool, facts: dict[str, A
     train = texts("train")
     size = int(facts["vocabulary"]["size"]) if "vocabulary" in facts else 1 + int(max(t.max() for t in train))
     scores = KneserNey(train, size, order).log_probs(texts("test"))
-    return {
-        "order": order,
-        "ppl": float(np.exp(-scores.mean())),
-        "bits_per_byte": float(-scores.sum() / np.log(2) / facts["test"]["bytes"]),
-        "test_tokens": len(scores),
-    }
+    return NgramScore(
+        order=order,
+        ppl=float(np.exp(-scores.mean())),
+        bits_per_byte=float(-scores.sum() / np.log(2) / facts["test"]["bytes"]),
+        test_tokens=len(scores),
+    )

@@ -40,7 +40,7 @@ def row_name(predictor: str) -> str:
 
 
 @dataclass(frozen=True)
-class ReadWithPassages:
+class PassageInputs:
     """The artifact of the passages stage, and what searching it and choosing the mixes again need.
 
     `k` is the number of neighbours of each position, `chunk` the number of positions searched at once.
@@ -73,7 +73,7 @@ class ReadWithPassages:
 
 
 def compare_passages(
-    given: ReadWithPassages, predictor: Predictor, test: ReportScores, config: EvalConfig, seed: int
+    given: PassageInputs, predictor: Predictor, test: ReportScores, config: EvalConfig, seed: int
 ) -> tuple[PassageComparison, dict[str, Floats]]:
     """The report's rows and those with passages on the same tokens, and the log-probabilities of the latter."""
     facts, names, block = given.artifact.facts, predictor.names, config.block
