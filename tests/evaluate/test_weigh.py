@@ -18,6 +18,7 @@ from torch import Tensor
 import gnnlm as gnnlm_module
 from gnnlm.artifact import Draft, read_manifest
 from gnnlm.config import load_config
+from gnnlm.errors import ArtifactError
 from gnnlm.evaluate.mix_weight import FOLDS, Sample, choose_weights, fit_first, fit_weights, folds_of, sample_text
 from gnnlm.evaluate.report import WeightRow, read_report
 from gnnlm.evaluate.report_tables import markdown
@@ -221,19 +222,16 @@ def test_helped_and_hurt_in_nats() -> None:
     assert row.ppl == pytest.approx(math.exp(-without.mean() - row.gained + row.lost))
 
 
-def test_a_run_tuned_before_there_was_a_gate(tiny_run: Run, tmp_path: Path) -> None:
-    """It opens as it is, and is stale for whoever builds."""
+def test_a_run_tuned_without_a_gate_is_stale(tiny_run: Run, tmp_path: Path) -> None:
+    """It is neither opened nor built on: its mixes are not those that the config asks for."""
     place = Path(shutil.copytree(tiny_run.root, tmp_path / "old"))
-    old = read_manifest(place / "tune")
-    inputs = {name: value for name, value in old.inputs.items() if name != "tune.gate"}
-    mix = {"k": 4, "temperature": 0.1, "weight": 0.3, "edges": [0.5], "weights": [0.1, 0.3]}
+    inputs = {name: value for name, value in read_manifest(place / "tune").inputs.items() if name != "tune.gate"}
     shutil.rmtree(place / "tune")
     with Draft(place / "tune", "tune", inputs) as draft:
-        draft.finish({"mix": {"base": mix, "gnn": {"k": 4, "temperature": 0.1, "weight": 0.3}}})
-    book = gnnlm_module.open(place)
-    assert book.model.predictor.mixes["base"] == Mix(4, 0.1, 0.3, [0.5], [0.1, 0.3])
-    assert np.isfinite(book.score("do ban kir.").gnn_knn).all()
+        draft.finish({"mix": {"base": {"k": 4, "temperature": 0.1, "weight": 0.3}}})
     run = Run(load_config(place))
     stage = run.stages["tune"]
     assert run.state(stage) == "stale"
     assert run.why(stage, "stale") == "tune.gate was not set, is now True"
+    with pytest.raises(ArtifactError, match=r"made from other inputs: tune\.gate was not set, is now True"):
+        gnnlm_module.open(place)
