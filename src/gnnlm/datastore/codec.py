@@ -1,4 +1,4 @@
-"""The codec stage: how the states of neighbour nodes are stored.
+"""Codecs: how the states of neighbour nodes are stored.
 
 `fp16` reads the store as it is; `pq` compresses each state to a few bytes. Context nodes and the index always use the
 exact states.

@@ -1,4 +1,4 @@
-"""The encode stage: a frozen LM turns every position of every split into a state.
+"""Encoding: a frozen LM turns every position of every split into a state.
 
 The work is done in shards of windows, segment by segment. The batches of a shard depend on the segment and the config
 alone, so a resumed build produces the same bytes, and so does another run with the same segment.

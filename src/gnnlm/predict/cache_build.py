@@ -1,9 +1,10 @@
-"""The cache stage: the tables of the chosen form, of every segment of the store."""
+"""Building the cache: the tables of the chosen form, of every segment of the store."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def build_cache(
     model.freeze()
     rows, options = len(graphs.store), model.options
     if not draft.resumed:
-        draft.notes.update(choose_form(model, graphs, trial, config, device))
+        form, trials = choose_form(model, graphs, trial, config, device)
+        draft.notes.update(form=form, trials=[asdict(each) for each in trials])
     form = draft.notes["form"]
     facts = {"form": form, "dtype": config.dtype, "rows": rows, "trials": draft.notes["trials"]}
     if form == "none":
@@ -97,7 +99,7 @@ def build_cache(
 
 
 def tables_inputs(made_from: Mapping[str, Any], form: str, dtype: str, quantizers: str | None) -> dict[str, Any]:
-    """What the tables of a segment are made from; `quantizers` is the checksum of their file, if there is one."""
+    """Return the inputs of a segment's tables; `quantizers` is the checksum of their file, if there is one."""
     return {**made_from, "form": form, "dtype": dtype, "quantizers": quantizers}
 
 

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -33,16 +32,25 @@ class Trial:
     neighbours: Neighbours
 
 
+@dataclass(frozen=True)
+class FormTrial:
+    """The size of the tables of a form, and the seconds that the trial's tokens took with them."""
+
+    form: str
+    bytes: int
+    seconds: float
+
+
 @torch.inference_mode()
 def choose_form(
     model: GnnModel, graphs: GraphBuilder, trial: Trial, config: CacheConfig, device: str
-) -> dict[str, Any]:
+) -> tuple[str, list[FormTrial]]:
     """Return the configured form; for `auto`, the fastest form on the trial's tokens that stays within the limit.
 
     Of forms that are about as fast as the fastest, the smallest is chosen.
     """
     if config.form != "auto":
-        return {"form": config.form, "trials": []}
+        return config.form, []
     place = torch.device(device)
     tokens = trial.context.document_BT.numel()
 
@@ -67,14 +75,14 @@ def choose_form(
 
         work[form] = score
     seconds = _seconds(work)
-    trials: list[dict[str, Any]] = [{"form": form, "bytes": sizes[form], "seconds": seconds[form]} for form in work]
+    trials = [FormTrial(form, sizes[form], seconds[form]) for form in work]
     for tried in trials:
-        speed = tokens / tried["seconds"]
-        say(f"cache: tried {tried['form']} ({human_bytes(tried['bytes'])}): {speed:,.0f} tokens/s")
-    fitting = [tried for tried in trials if tried["bytes"] <= config.limit_gb * 1e9]
-    slowest = (1 + NOISE) * min(tried["seconds"] for tried in fitting)
-    chosen = min((tried for tried in fitting if tried["seconds"] <= slowest), key=lambda tried: tried["bytes"])
-    return {"form": chosen["form"], "trials": trials}
+        speed = tokens / tried.seconds
+        say(f"cache: tried {tried.form} ({human_bytes(tried.bytes)}): {speed:,.0f} tokens/s")
+    fitting = [tried for tried in trials if tried.bytes <= config.limit_gb * 1e9]
+    slowest = (1 + NOISE) * min(tried.seconds for tried in fitting)
+    chosen = min((tried for tried in fitting if tried.seconds <= slowest), key=lambda tried: tried.bytes)
+    return chosen.form, trials
 
 
 def _seconds(work: Mapping[str, Callable[[], object]]) -> dict[str, float]:

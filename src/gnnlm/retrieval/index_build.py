@@ -1,4 +1,4 @@
-"""The index stage: one trained index, and a copy of it with the rows of each segment."""
+"""Building the index: one trained index, and a copy of it with the rows of each segment."""
 
 from __future__ import annotations
 

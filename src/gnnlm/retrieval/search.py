@@ -1,4 +1,4 @@
-"""The search stage: neighbour tables for train (with the leakage rule), valid and test."""
+"""Searching: neighbour tables for train (with the leakage rule), valid and test."""
 
 from __future__ import annotations
 
