@@ -212,7 +212,7 @@ def test_what_cannot_be_attached_is_said(visit: Visiting, served: ServedRuns) ->
         choose(page, file("huge.txt", "a" * 200_000))
         wait_for(page, 2)
         write(page, tokens=5)
-        assert "larger than this server takes (100,000 bytes)" in alert.inner_text()
+        assert "larger than this server accepts (100,000 bytes)" in alert.inner_text()
         page.locator("#write").get_by_role("button", name="Detach huge.txt").click()
         choose(page, *(file(f"{number}.txt", "a") for number in range(64)))
         wait_for(page, 65)

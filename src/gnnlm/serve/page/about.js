@@ -29,7 +29,7 @@ function show(out, report) {
     el(
       "p",
       { class: "quiet" },
-      "Change: of perplexity against base, with its 95% interval by paired bootstrap over test documents. A change is significant if its interval leaves out 0. Helped and hurt: tokens whose probability rose or fell.",
+      "Change: of perplexity against base, with its 95% interval by paired bootstrap over test documents. A change is significant if its interval does not contain 0. Helped and hurt: tokens whose probability rose or fell.",
     ),
   );
   if (others.length) {

@@ -54,7 +54,7 @@ export class Card {
       el(
         "p",
         { class: "quiet" },
-        pane.busy ? "The words that could stand here are shown when the text is finished." : "Looking up…",
+        pane.busy ? "Other likely words are shown when the text is finished." : "Looking up…",
       ),
     );
     this.#put(pane, place);

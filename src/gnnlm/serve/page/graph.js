@@ -41,7 +41,7 @@ export function startGraph({ openDocument }) {
       el(
         "p",
         { class: "quiet" },
-        "Choose a word to see how it was predicted; the last sign stands for what comes next.",
+        "Choose a word to see how it was predicted; the last symbol stands for the next word.",
       ),
       el("div", { class: "pane" }, words.root),
       picture,

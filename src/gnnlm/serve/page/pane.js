@@ -22,7 +22,7 @@ export class Pane {
     this.frame = 0;
     this.figures = {};
     this.words = new Words(
-      "The text. Left and right go from word to word, down to what else could stand there, Enter opens the source.",
+      "The text. The left and right arrow keys move between words, the down arrow key lists other likely words, Enter opens the source.",
       {
         chosen: (place) => acts.chosen(this, place),
         looked: (place, how) => acts.looked(this, place, how),
@@ -240,7 +240,7 @@ export class Pane {
     const actions = [];
     if (this.tokens.length && ending !== undefined) actions.push(button("Go on", act(this.goOn)));
     if (this.earlier.length) actions.push(button("Back to the text before", act(this.back)));
-    const how = { stop: "ended", length: "reached its length", stopped: "stopped" }[ending] ?? ending;
+    const how = { stop: "ended", length: "reached the token limit", stopped: "stopped" }[ending] ?? ending;
     if (ending)
       actions.push(
         el("span", { class: "quiet" }, `${how}${this.options.temperature ? `, seed ${this.options.seed}` : ""}`),
@@ -252,9 +252,9 @@ export class Pane {
 
   #fail(error) {
     const kept = this.figures.tokens
-      ? ` What was written until then (${count(this.figures.tokens, "token")}) is kept.`
+      ? ` The text written until then (${count(this.figures.tokens, "token")}) is kept.`
       : "";
-    const wait = error.wait ? ` It asks to wait ${count(Number(error.wait), "second")}.` : "";
+    const wait = error.wait ? ` Wait ${count(Number(error.wait), "second")} before trying again.` : "";
     this.#say(
       `${error.message}${wait}${kept}`,
       button("Try again", () => this.retry()),

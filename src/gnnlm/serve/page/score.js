@@ -34,9 +34,9 @@ export function startScore() {
 function show(out, text, found) {
   const predictors = Object.keys(found.perplexity);
   const others = predictors.filter((name) => name !== "base");
-  const detail = el("p", { class: "detail quiet" }, "Rest on a word, or go through them with the arrow keys.");
+  const detail = el("p", { class: "detail quiet" }, "Point at a word, or move between words with the arrow keys.");
   const curve = new Curve(found.tokens, others, (place) => look(place));
-  const words = new Words("The text. Arrow keys go from word to word.", {
+  const words = new Words("The text. The arrow keys move between words.", {
     looked: (place) => look(place),
     chosen: (place) => look(place),
     label: (place) => explain(found.tokens[place]),
@@ -94,7 +94,7 @@ function show(out, text, found) {
         "figure",
         {},
         curve.root,
-        el("figcaption", { class: "quiet" }, "Gain over base, added up over the text, in nats."),
+        el("figcaption", { class: "quiet" }, "Cumulative gain over base along the text, in nats."),
       ),
     );
   }
@@ -145,7 +145,7 @@ function totals(found, predictors) {
   const caption = el(
     "caption",
     {},
-    `${number(found.tokens.length)} tokens. Gain: log-probability above base, in nats. Helped, hurt: tokens that got likelier or less likely. Likeliest: tokens that came first.`,
+    `${number(found.tokens.length)} tokens. Gain: log-probability above base, in nats. Helped, hurt: tokens that became more or less likely. Likeliest: tokens to which the predictor gave the highest probability.`,
   );
   const table = el(
     "table",
@@ -192,7 +192,7 @@ class Curve {
     this.root = frame(
       width,
       height,
-      `Gain over base, added up, in nats: ${said}`,
+      `Cumulative gain over base, in nats: ${said}`,
       ...grid,
       ...below,
       ...paths,

@@ -70,11 +70,11 @@ export class Sources {
 
   #summary(pane, found, words) {
     if (!usesShares(pane.predictor))
-      return `${nameOf(pane.predictor)} takes no word from the book directly, so no source has a share.`;
+      return `${nameOf(pane.predictor)} does not mix in the words of neighbours, so no source has a share.`;
     if (!words) return "The documents that support the text are listed here.";
     return found.length
       ? `${count(found.length, "document")} with a share of at least 5% in some word. Choose one to mark the words it supports.`
-      : "No document has a share of 5% in any word.";
+      : "No document has a share of 5% or more in any word.";
   }
 
   #item(one, words) {

@@ -91,7 +91,7 @@ export function startWrite({ showGraph }) {
       el(
         "p",
         { class: "quiet empty" },
-        "The text appears here. Rest on a word to see what else could have stood there; choose it to open its source.",
+        "The text appears here. Point at a word to see other likely words; choose the word to open its source.",
       ),
     );
     arrange();
@@ -138,7 +138,7 @@ function options() {
 
 function legend(predictors = ["knn"]) {
   if (!predictors.some(usesShares))
-    return el("p", { class: "legend quiet" }, "No shares: these predictors do not take words from the book directly.");
+    return el("p", { class: "legend quiet" }, "No shares: these predictors do not mix in the words of neighbours.");
   const steps = [0, 0.25, 0.5, 0.75, 1].map((share) =>
     el("span", { class: "swatch", vars: { "--share": share } }, "\u00a0"),
   );
