@@ -1,4 +1,4 @@
-"""Changing the documents of a run over HTTP: added, replaced, removed. Only on a server with API keys."""
+"""Endpoints that add, replace and remove documents of a run; only on a server with API keys."""
 
 from __future__ import annotations
 

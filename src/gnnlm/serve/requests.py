@@ -25,11 +25,9 @@ LONGEST_STOP = 512  # characters
 LONGEST_NAME = 1024
 MOST_TOP = 20
 
-Ids = list[int]
-
 
 def _prompt(value: Any) -> Any:
-    """A text, texts, token ids, or lists of token ids."""
+    """Check for a text, texts, token ids, or lists of token ids."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value:
@@ -47,7 +45,7 @@ def _one_prompt(value: Any) -> Any:
 
 
 def _content(value: Any) -> Any:
-    """A text, or parts of the type text."""
+    """Join parts of type text into one text."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value:
@@ -66,23 +64,15 @@ def _stop_strings(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-ID = {"type": "integer", "minimum": 0}
-IDS = {"type": "array", "items": ID}
+TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]  # the model's vocabulary is the bound
 Prompt = Annotated[
-    str | list[str] | Ids | list[Ids],
+    str
+    | Annotated[list[str], Field(min_length=1)]
+    | Annotated[list[TokenId], Field(min_length=1)]
+    | Annotated[list[list[TokenId]], Field(min_length=1)],
     BeforeValidator(_prompt),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1},
-                {**IDS, "minItems": 1},
-                {"type": "array", "items": IDS, "minItems": 1},
-            ]
-        }
-    ),
 ]
-OnePrompt = Annotated[str | Ids, BeforeValidator(_one_prompt), WithJsonSchema({"anyOf": [{"type": "string"}, IDS]})]
+OnePrompt = Annotated[str | list[TokenId], BeforeValidator(_one_prompt)]
 Content = Annotated[
     str,
     BeforeValidator(_content),
@@ -125,7 +115,7 @@ class ModelBody(Body):
 
 class AttachedDocument(Body):
     name: str = Field(
-        min_length=1, max_length=LONGEST_NAME, description="It is cited as `attached:` and this name, also in filters."
+        min_length=1, max_length=LONGEST_NAME, description="Cited, and named in filters, as `attached:` and this name."
     )
     text: str
 
@@ -305,7 +295,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = Field(None, max_length=LONGEST_NAME, description="Default: the first run.")
-    tokens: Ids = Field(max_length=2**20)
+    tokens: list[TokenId] = Field(max_length=2**20)
 
 
 class NewDocument(Body):

@@ -148,10 +148,7 @@ class ServedRuns:
 
 
 def open_runs(paths: Sequence[Path], engine: Engine = HERE) -> ServedRuns:
-    """Open finished runs; each is refused by name if it is not finished or is being built.
-
-    The engine holds their segments.
-    """
+    """Open finished runs, their segments held by `engine`; refuse a run that is not finished or is being built."""
     found = []
     for path in paths:
         run = Run(load_config(path), reading=True)
@@ -162,6 +159,6 @@ def open_runs(paths: Sequence[Path], engine: Engine = HERE) -> ServedRuns:
 
 
 def _report_of(run: Run) -> dict[str, Any]:
-    """The report, and the history of the graph network's training."""
+    """Return the report and the history of the graph network's training."""
     history = json.loads(run.artifact("train").text("history.json")) if "train" in run.stages else []
     return {**read_report(run.artifact("eval")).as_json(), "history": history}

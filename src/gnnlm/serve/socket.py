@@ -10,7 +10,7 @@ from gnnlm.errors import ConfigError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens."""
+    """Return a socket that listens on an address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError) as error:
