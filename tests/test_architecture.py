@@ -73,9 +73,7 @@ ONLY_IN = {
 }
 
 
-KNOWN_TWINS = {  # class names that are still used twice; a name leaves this list with the last of its twins
-    "Segment",
-}
+KNOWN_TWINS: set[str] = set()  # class names that are still used twice
 KNOWN_CYCLES: set[str] = set()  # where modules still import each other
 
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import gnnlm.run.advice  # noqa: F401  (names the commands in messages)
 from gnnlm.artifact import (
     Artifact,
+    ConcatenatedArrays,
     Draft,
-    Joined,
     bytes_of,
     differences,
     disk,
@@ -659,7 +659,7 @@ def test_what_is_not_ours_among_the_parts_stays(tmp_path: Path) -> None:
 def test_joined_arrays_read_as_one(lengths: list[int], data: st.DataObject) -> None:
     whole = np.arange(2 * sum(lengths)).reshape(-1, 2)
     ends = np.cumsum(lengths)
-    both = Joined([whole[end - length : end] for end, length in zip(ends, lengths, strict=True)])
+    both = ConcatenatedArrays([whole[end - length : end] for end, length in zip(ends, lengths, strict=True)])
     assert both.shape == whole.shape
     assert np.array_equal(np.asarray(both), whole)
     first, last = data.draw(st.integers(-7, 20)), data.draw(st.integers(-7, 20))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from gnnlm.artifact import file_digest, read_manifest
 from gnnlm.engine import HERE, Arrays, FileTask, Task, here, using
-from gnnlm.engine.machine_check import MISSING, Wanted, difference, versions
+from gnnlm.engine.machine_check import MISSING, MachineRequirements, difference, versions
 from gnnlm.engine.shard_task import load_arrays, write_result
-from gnnlm.engine.storage import SCRATCH, Storage, View
+from gnnlm.engine.storage import SCRATCH, RunView, Storage
 from gnnlm.errors import ArtifactError, EngineError, Interrupted
 from gnnlm.predict.split_scoring import blocks_before, score_surely, shards_of
 from gnnlm.run import Run
@@ -182,7 +182,7 @@ def test_threads_are_recorded(tiny_run: Run) -> None:
 def test_a_run_directory_seen_through_storage(tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SCRATCH, str(tmp_path / "scratch"))
     storage = Storage(f"file://{tmp_path}/bucket")
-    view = View.of(tiny_run.root, tiny_run.snapshot.place("search").needs)
+    view = RunView.of(tiny_run.root, tiny_run.snapshot.place("search").needs)
     storage.upload(tiny_run.root, view)
     root = storage.download(view)
     assert root == storage.download(view)
@@ -196,7 +196,7 @@ def test_a_run_directory_seen_through_storage(tiny_run: Run, tmp_path: Path, mon
 
 def test_damaged_storage_is_refused(tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SCRATCH, str(tmp_path / "scratch"))
-    storage, view = Storage(f"file://{tmp_path}/bucket"), View.of(tiny_run.root, ["corpus"])
+    storage, view = Storage(f"file://{tmp_path}/bucket"), RunView.of(tiny_run.root, ["corpus"])
     storage.upload(tiny_run.root, view)
     victim = max((tmp_path / "bucket" / "files").iterdir(), key=lambda path: path.stat().st_size)
     data = bytearray(victim.read_bytes())
@@ -225,7 +225,7 @@ def test_machines_that_differ() -> None:
     assert "has other files for the model m" in str(difference("node 2", here_, here_ | {"model m": "2e"}, root))
     assert "does not see /runs/mine" in str(difference("node 2", here_, here_ | {"file": MISSING}, root))
     assert versions()["torch"] != MISSING
-    assert Wanted({"m": lambda: "1f"}, Path("/no/such/file")).facts()["file"] == MISSING
+    assert MachineRequirements({"m": lambda: "1f"}, Path("/no/such/file")).facts()["file"] == MISSING
 
 
 def test_engines_that_are_not_there(write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch) -> None:

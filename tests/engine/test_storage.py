@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gnnlm.engine.storage import SCRATCH, Storage, View
+from gnnlm.engine.storage import SCRATCH, RunView, Storage
 from gnnlm.errors import ArtifactError
 
 
 @pytest.fixture
-def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Storage, View]:
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Storage, RunView]:
     """A storage with the two files of a view."""
     pytest.importorskip("fsspec")
     monkeypatch.setenv(SCRATCH, str(tmp_path / "scratch"))
@@ -20,13 +20,13 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Storage, Vi
     root.mkdir()
     for name in ("one", "two"):
         (root / name).write_text(name, encoding="utf-8")
-    storage, view = Storage(f"file://{tmp_path}/bucket"), View.of(root, ["one", "two"])
+    storage, view = Storage(f"file://{tmp_path}/bucket"), RunView.of(root, ["one", "two"])
     storage.upload(root, view)
     return storage, view
 
 
 def test_a_copy_that_another_process_made_meanwhile_is_not_replaced(
-    stored: tuple[Storage, View], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: tuple[Storage, RunView], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is replaced while it gets a second name is not found: two processes of a machine start together."""
     storage, view = stored
@@ -46,7 +46,7 @@ def test_a_copy_that_another_process_made_meanwhile_is_not_replaced(
     assert [path.name for path in root.parent.iterdir()] == [view.name]
 
 
-def test_a_damaged_file_is_refused_and_not_kept(stored: tuple[Storage, View], tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_and_not_kept(stored: tuple[Storage, RunView], tmp_path: Path) -> None:
     storage, view = stored
     damaged = tmp_path / "bucket" / "files" / view.files["two"]
     damaged.write_text("other", encoding="utf-8")

@@ -24,7 +24,7 @@ from gnnlm.artifact import Artifact, fingerprint, state_of
 from gnnlm.artifact.ownership import damage, settle
 from gnnlm.config import load_config
 from gnnlm.errors import ArtifactError, ConfigError
-from gnnlm.generation import Generation, Refitted, Segment, commit, current_number, read_current
+from gnnlm.generation import Generation, RefittedArtifact, SegmentRecord, commit, current_number, read_current
 from tests.faults.fault import command
 from tests.faults.scenarios import World
 
@@ -236,8 +236,10 @@ def test_records_of_generations(tmp_path: Path, seed: int, number: int) -> None:
     """One that is read has all that readers rely on; any other is refused by name."""
     chance = random.Random(f"{seed} record {number}")
     place = {"states": "refitted/0001/segments/0000/states"} if number % 2 else {}
-    segment = Segment("added/0001.0", {"text": "ab", "states": "cd"}, 3, 90, (1,), 30, {"t": (0, 2)}, (2,), place, (0,))
-    refits = {"tune": Refitted("refitted/0001/tune", "ab")} if number % 2 else {}
+    segment = SegmentRecord(
+        "added/0001.0", {"text": "ab", "states": "cd"}, 3, 90, (1,), 30, {"t": (0, 2)}, (2,), place, (0,)
+    )
+    refits = {"tune": RefittedArtifact("refitted/0001/tune", "ab")} if number % 2 else {}
     commit(tmp_path, Generation(1, (segment,), {"corpus": "ef"}, "2026", "add", 3, 1, frozenset({"12"}), refits))
     file = tmp_path / "generations" / "1.json"
     record = json.loads(file.read_text())

@@ -20,8 +20,8 @@ from gnnlm.generation import (
     Generation,
     Holder,
     Lease,
-    Refitted,
-    Segment,
+    RefittedArtifact,
+    SegmentRecord,
     commit,
     current_number,
     generations_of,
@@ -34,7 +34,7 @@ from gnnlm.run.lock import LOCK, locked
 
 numbers = st.lists(st.integers(0, 9), unique=True).map(lambda found: tuple(sorted(found)))
 segments = st.builds(
-    Segment,
+    SegmentRecord,
     st.sampled_from(["segments/0000", "added/0001.0"]),
     st.dictionaries(
         st.sampled_from(["text", "states", "cache"]), st.text("0123456789abcdef", min_size=16, max_size=16)
@@ -51,8 +51,8 @@ segments = st.builds(
 
 
 @given(st.lists(segments, max_size=3).map(tuple), st.frozensets(st.text("0123456789abcdef", min_size=4, max_size=4)))
-def test_a_record_is_read_as_it_was_written(found: tuple[Segment, ...], gone: frozenset[str]) -> None:
-    own = {"tune": Refitted("refitted/0002/tune", "y")}
+def test_a_record_is_read_as_it_was_written(found: tuple[SegmentRecord, ...], gone: frozenset[str]) -> None:
+    own = {"tune": RefittedArtifact("refitted/0002/tune", "y")}
     made = Generation(3, found, {"corpus": "x"}, "2026-01-01T00:00:00Z", "add", 1, 2, gone, own)
     assert Generation.parse(json.dumps(made.as_json()).encode(), Path("3.json")) == made
 

@@ -18,7 +18,7 @@ This package does not know what the stages are.
 
 from gnnlm.artifact.array_writer import ArrayWriter, npy_header
 from gnnlm.artifact.blocks import Array, CheckedArray
-from gnnlm.artifact.concatenated import Files, Joined, joined
+from gnnlm.artifact.concatenated import ArtifactFiles, ConcatenatedArrays, concatenate
 from gnnlm.artifact.draft import Draft, found_part, make_part
 from gnnlm.artifact.file_io import (
     file_digest,
@@ -40,13 +40,14 @@ __all__ = [
     "Array",
     "ArrayWriter",
     "Artifact",
+    "ArtifactFiles",
     "CheckedArray",
+    "ConcatenatedArrays",
     "Draft",
-    "Files",
-    "Joined",
     "Manifest",
     "State",
     "bytes_of",
+    "concatenate",
     "differences",
     "draft_path",
     "file_digest",
@@ -55,7 +56,6 @@ __all__ = [
     "free_space",
     "human_bytes",
     "is_disk_full",
-    "joined",
     "make_part",
     "npy_header",
     "plain",

@@ -98,7 +98,7 @@ class Blocks:
 class CheckedArray:
     """A mapped array whose blocks are checked when something in them is first read.
 
-    It is read by index, by a slice, or by an array of indexes, as `Joined` is; what is read is a plain array.
+    Read it by index, slice or array of indexes, as `ConcatenatedArrays`; the result is a plain array.
     """
 
     def __init__(self, array: Array, blocks: Blocks, start: int) -> None:

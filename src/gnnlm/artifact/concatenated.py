@@ -1,4 +1,4 @@
-"""The parts of an artifact read as one: their files, and arrays laid end to end."""
+"""Parts of an artifact read as one: their files, and their arrays end to end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gnnlm.artifact.blocks import Array
 from gnnlm.artifact.reader import Artifact
 
 
-class Joined:
-    """Arrays laid end to end: read by index, by a slice or by an array of indexes; nothing else is copied.
+class ConcatenatedArrays:
+    """Arrays end to end, read by index, slice or array of indexes; only what is read is copied.
 
-    >>> both = Joined([np.array([5, 6]), np.array([7, 8, 9])])
+    >>> both = ConcatenatedArrays([np.array([5, 6]), np.array([7, 8, 9])])
     >>> len(both), both[1:4].tolist(), both[np.array([[4, 0]])].tolist()
     (5, [6, 7, 8], [[9, 5]])
     """
@@ -57,13 +57,13 @@ class Joined:
         return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, self.arrays[0][:0]])
 
 
-def joined(arrays: Sequence[Array]) -> Array:
-    """Several arrays as one; a single one as it is. What reads it may use what `Joined` has, and no more."""
-    return arrays[0] if len(arrays) == 1 else cast(Array, Joined(arrays))
+def concatenate(arrays: Sequence[Array]) -> Array:
+    """Return several arrays as one, a single one as it is; the result may be used as `ConcatenatedArrays` are."""
+    return arrays[0] if len(arrays) == 1 else cast(Array, ConcatenatedArrays(arrays))
 
 
 @dataclass(frozen=True)
-class Files:
+class ArtifactFiles:
     """The files of an artifact whose names begin with a prefix."""
 
     artifact: Artifact

@@ -22,9 +22,9 @@ from gnnlm.artifact import (
     Array,
     Artifact,
     Draft,
+    concatenate,
     disk,
     file_digest,
-    joined,
     writing,
 )
 from gnnlm.config import CodecConfig
@@ -43,7 +43,7 @@ def build_codec(draft: Draft, encoded: Artifact, config: CodecConfig, seed: int,
     """Learn a quantizer from states sampled from the whole store, and code every segment with it."""
     segments = encoded.parts
     arrays = [segment.array("states.npy") for segment in segments]
-    states = joined(arrays)
+    states = concatenate(arrays)
     if config.kind == "fp16":
         return draft.finish(_plain_facts(states))
     quantizer = _learned_in(draft, states, config, seed, spread)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gnnlm.artifact import Artifact, Draft, draft_path, joined
+from gnnlm.artifact import Artifact, Draft, concatenate, draft_path
 from gnnlm.config import Config
 from gnnlm.engine import Work
 from gnnlm.stage import BuildContext, InputFacts, SegmentSource, Stage, section_inputs
@@ -49,7 +49,7 @@ class CodecStage(Stage):
         config = snapshot.config
         segments = [part.array("states.npy") for part in snapshot.artifact("encode").parts]
         if kind == "quantizer":
-            return partial(learn_quantizer, joined(segments), config.codec, config.seed)
+            return partial(learn_quantizer, concatenate(segments), config.codec, config.seed)
         tensors = load_file(draft_path(snapshot.path(self.name)) / QUANTIZER)
         return codes_work(Quantizer.from_tensors(tensors), segments)
 

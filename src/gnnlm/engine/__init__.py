@@ -9,7 +9,7 @@ This package knows neither stages nor runs: a task's work is a callable that it 
 """
 
 from gnnlm.engine.choose_engine import using
-from gnnlm.engine.engine_protocol import Engine, Held, Place, Recipe, Spread
+from gnnlm.engine.engine_protocol import Engine, ObjectPool, Place, Recipe, Spread
 from gnnlm.engine.local import HERE, LocalEngine, here
 from gnnlm.engine.machine_check import MISSING
 from gnnlm.engine.shard_task import Arrays, FileTask, Task, Work
@@ -20,8 +20,8 @@ __all__ = [
     "Arrays",
     "Engine",
     "FileTask",
-    "Held",
     "LocalEngine",
+    "ObjectPool",
     "Place",
     "Recipe",
     "Spread",

@@ -40,7 +40,7 @@ class Place:
     needs: tuple[str, ...]
 
 
-class Held(Protocol):
+class ObjectPool(Protocol):
     """Objects that were opened once and are asked often, each by its number."""
 
     def ask(self, method: str, requests: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
@@ -66,6 +66,6 @@ class Engine(Protocol):
         """In how many groups to hold `count` segments; 0 if they are best opened by this process itself."""
         ...
 
-    def hold(self, place: Place, openers: Sequence[Callable[[Path], Any]]) -> Held:
+    def hold(self, place: Place, openers: Sequence[Callable[[Path], Any]]) -> ObjectPool:
         """Open objects, each given the run directory, where they are to be asked; a lost one is opened again."""
         ...

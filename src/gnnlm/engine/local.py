@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnlm.artifact import disk
-from gnnlm.engine.engine_protocol import Held, Place, Recipe, Spread
+from gnnlm.engine.engine_protocol import ObjectPool, Place, Recipe, Spread
 from gnnlm.engine.shard_task import (
     Arrays,
     FileTask,
@@ -62,7 +62,7 @@ class LocalEngine:
     def groups(self, count: int) -> int:
         return 0
 
-    def hold(self, place: Place, openers: Sequence[Callable[[Path], Any]]) -> Held:
+    def hold(self, place: Place, openers: Sequence[Callable[[Path], Any]]) -> ObjectPool:
         raise AssertionError("this process opens its segments itself")
 
 

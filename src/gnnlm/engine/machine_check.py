@@ -18,7 +18,7 @@ MISSING = "missing"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MachineRequirements:
     """What a machine is asked about: models, each with a function that identifies its files, and a file it must see."""
 
     models: Mapping[str, Callable[[], str]] = field(default_factory=dict)

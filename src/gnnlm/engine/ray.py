@@ -26,10 +26,10 @@ from ray.exceptions import RayError, RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gnnlm.artifact import disk
-from gnnlm.engine.engine_protocol import Held, Place, Recipe, Spread
-from gnnlm.engine.machine_check import Wanted, difference, pin_threads
+from gnnlm.engine.engine_protocol import ObjectPool, Place, Recipe, Spread
+from gnnlm.engine.machine_check import MachineRequirements, difference, pin_threads
 from gnnlm.engine.shard_task import Arrays, Task, Work, load_arrays, write_result
-from gnnlm.engine.storage import Storage, View
+from gnnlm.engine.storage import RunView, Storage
 from gnnlm.errors import EngineError, GnnlmError
 from gnnlm.progress import Message, kept_messages, log, say, warn
 
@@ -43,15 +43,15 @@ OBJECT_STORE = 256 * 2**20  # bytes, where Ray is started here: tasks exchange f
 
 
 @dataclass(frozen=True)
-class Duty:
+class WorkerSetup:
     """What every worker of a stage is told."""
 
     place: Place
     threads: int
-    wanted: Wanted
+    wanted: MachineRequirements
     expected: Mapping[str, str]
     storage: Storage | None = None
-    view: View | None = None
+    view: RunView | None = None
 
     def enter(self) -> Path:
         """Get ready in a worker: check the machine, pin the threads; returns the run directory as it is seen there."""
@@ -66,7 +66,7 @@ class Duty:
 _checked: dict[str, str] = {}  # what this worker was last found to have
 
 
-def _check(duty: Duty) -> None:
+def _check(duty: WorkerSetup) -> None:
     """Refuse, once a worker, a machine that would make other bytes; it may have joined after the start."""
     if _checked == duty.expected:
         return
@@ -77,7 +77,7 @@ def _check(duty: Duty) -> None:
     _checked.update(found)
 
 
-def _do(duty: Duty, recipe: Recipe, folder: str, task: Task) -> list[Message]:
+def _do(duty: WorkerSetup, recipe: Recipe, folder: str, task: Task) -> list[Message]:
     """Do a task in a worker; return its messages."""
     with kept_messages() as said:
         root = duty.enter()
@@ -92,7 +92,7 @@ def _do(duty: Duty, recipe: Recipe, folder: str, task: Task) -> list[Message]:
 class _Holder:
     """An actor that opens an object and answers for it; after a loss Ray makes it again elsewhere."""
 
-    def __init__(self, duty: Duty, opener: Callable[[Path], Any]) -> None:
+    def __init__(self, duty: WorkerSetup, opener: Callable[[Path], Any]) -> None:
         # opened when it is first asked: an error of an actor that is being made would be told as its loss
         self._opened = cache(lambda: opener(duty.enter()))
 
@@ -100,7 +100,7 @@ class _Holder:
         return getattr(self._opened(), method)(*arguments)
 
 
-class HeldByActors:
+class ActorPool:
     """Objects that actors hold; the actors are made when one is first asked."""
 
     def __init__(self, make: Callable[[], Sequence[Any]]) -> None:
@@ -111,7 +111,7 @@ class HeldByActors:
         return self._make()
 
     def ask(self, method: str, requests: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """See `Held.ask`."""
+        """See `ObjectPool.ask`."""
         asked = {number: self.actors[number].ask.remote(method, given) for number, given in requests.items()}
         with _told():
             return dict(zip(asked, ray.get(list(asked.values())), strict=True))
@@ -142,7 +142,7 @@ class RayEngine:
 
         self.threads = torch.get_num_threads()
         self.storage = None if storage is None else Storage(storage)
-        self._wanted, self._expected = Wanted(), dict[str, str]()
+        self._wanted, self._expected = MachineRequirements(), dict[str, str]()
         self._connected_here = not ray.is_initialized()  # or by a program that uses Ray itself
         if self._connected_here:
             _connect(address)
@@ -174,10 +174,10 @@ class RayEngine:
             with suppress(PermissionError):  # a finished run that may only be read is seen by its config
                 file.touch()
             file = file if file.exists() else root.absolute() / "config.yaml"
-        asked = Wanted(models, file)
+        asked = MachineRequirements(models, file)
         try:
             expected = asked.facts()
-            asking = ray.remote(Wanted.facts)
+            asking = ray.remote(MachineRequirements.facts)
             answers = {}
             for node in _nodes():
                 there_only = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -199,7 +199,7 @@ class RayEngine:
             if file is not None and file.name != "config.yaml":
                 file.unlink(missing_ok=True)
         expected.pop("file", None)
-        self._wanted, self._expected = Wanted(models), expected
+        self._wanted, self._expected = MachineRequirements(models), expected
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
@@ -207,12 +207,12 @@ class RayEngine:
         """See `Engine.spread`."""
         return ClusterSpread(partial(self._map, place, recipe))
 
-    def _duty(self, place: Place, reads: Sequence[str] = ()) -> Duty:
+    def _duty(self, place: Place, reads: Sequence[str] = ()) -> WorkerSetup:
         view = None
         if self.storage is not None:
-            view = View.of(place.root, [*place.needs, *reads])
+            view = RunView.of(place.root, [*place.needs, *reads])
             self.storage.upload(place.root, view)
-        return Duty(place, self.threads, self._wanted, self._expected, self.storage, view)
+        return WorkerSetup(place, self.threads, self._wanted, self._expected, self.storage, view)
 
     def _map(self, place: Place, recipe: Recipe, folder: Path, tasks: Sequence[Task]) -> Iterator[Path]:
         """The files of tasks in order; several tasks are done at once, and some before they are needed."""
@@ -258,14 +258,14 @@ class RayEngine:
                 with suppress(RayError):  # gently: killing a task that is just ending can bring Ray itself down
                     ray.cancel(each)
 
-    def _is_there(self, duty: Duty, folder: Path, below: str, task: Task) -> bool:
+    def _is_there(self, duty: WorkerSetup, folder: Path, below: str, task: Task) -> bool:
         if (folder / task.name).exists():
             return True
         if duty.storage is None or duty.view is None:
             return False
         return duty.storage.has(f"shards/{duty.view.name}/{below}/{task.name}")
 
-    def _fetch(self, duty: Duty, path: Path, below: str, task: Task) -> None:
+    def _fetch(self, duty: WorkerSetup, path: Path, below: str, task: Task) -> None:
         """Wait until a finished file can be seen here, or download it."""
         if duty.storage is not None and duty.view is not None and not path.exists():
             duty.storage.get(f"shards/{duty.view.name}/{below}/{task.name}", path)
@@ -300,7 +300,7 @@ class RayEngine:
         """One for each node, as far as the segments go."""
         return min(count, len(_nodes()))
 
-    def hold(self, place: Place, openers: Sequence[Callable[[Path], Any]]) -> Held:
+    def hold(self, place: Place, openers: Sequence[Callable[[Path], Any]]) -> ObjectPool:
         """See `Engine.hold`; each actor prefers a node of its own."""
 
         def make() -> list[Any]:
@@ -313,7 +313,7 @@ class RayEngine:
                 made.append(options.remote(duty, opener))
             return made
 
-        return HeldByActors(make)
+        return ActorPool(make)
 
 
 # -- the cluster ---------------------------------------------------------------------------------------------------

@@ -25,13 +25,13 @@ SCRATCH = "GNNLM_SCRATCH"  # the environment variable that names a machine's fol
 
 
 @dataclass(frozen=True)
-class View:
+class RunView:
     """Some files of a run directory: the checksum of each, by its path."""
 
     files: Mapping[str, str]
 
     @classmethod
-    def of(cls, root: Path, names: Iterable[str]) -> View:
+    def of(cls, root: Path, names: Iterable[str]) -> RunView:
         """All files at these paths; those of an artifact have their checksums in its manifest."""
         files: dict[str, str] = {}
         for name in names:
@@ -71,13 +71,13 @@ class Storage:
     def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
         return Storage, (self.url,)  # connections stay where they are
 
-    def upload(self, root: Path, view: View) -> None:
+    def upload(self, root: Path, view: RunView) -> None:
         """Put all files of a view there that are not there yet."""
         for name, digest in view.files.items():
             if not self.has(f"files/{digest}"):
                 self.put(root / name, f"files/{digest}")
 
-    def download(self, view: View) -> Path:
+    def download(self, view: RunView) -> Path:
         """The files of a view as a run directory on this machine."""
         scratch = scratch_folder()
         root = scratch / "runs" / view.name

@@ -19,14 +19,14 @@ from gnnlm.generation.current import (
 )
 from gnnlm.generation.lease import Lease, leases_of
 from gnnlm.generation.process import Holder
-from gnnlm.generation.record import Generation, Refitted, Segment
+from gnnlm.generation.record import Generation, RefittedArtifact, SegmentRecord
 
 __all__ = [
     "Generation",
     "Holder",
     "Lease",
-    "Refitted",
-    "Segment",
+    "RefittedArtifact",
+    "SegmentRecord",
     "commit",
     "current_number",
     "generations_of",

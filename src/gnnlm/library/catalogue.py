@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from gnnlm.artifact import Files
+from gnnlm.artifact import ArtifactFiles
 from gnnlm.corpus.document import TokenizedDocument
 from gnnlm.corpus.stream import TEXT, Stream
 from gnnlm.datastore.filter import DocumentLookup, Names
-from gnnlm.generation import Segment
+from gnnlm.generation import SegmentRecord
 from gnnlm.library.results import CatalogueEntry
 from gnnlm.run.snapshot import Snapshot
 
@@ -79,7 +79,7 @@ class Catalogue:
         """The documents that have a tag."""
         return [place for places in self.places.values() for place in places if tag in self.tags_at(place)]
 
-    def without(self, gone: Iterable[Place]) -> list[Segment]:
+    def without(self, gone: Iterable[Place]) -> list[SegmentRecord]:
         """The segments with some documents removed."""
         segments, by_segment = list(self._now.segments), dict[int, list[int]]()
         for number, document in gone:
@@ -90,7 +90,7 @@ class Catalogue:
             segments[number] = segments[number].without(documents, positions)
         return segments
 
-    def tagged_as(self, segments: Sequence[Segment], tags: Mapping[str, Iterable[str]]) -> list[Segment]:
+    def tagged_as(self, segments: Sequence[SegmentRecord], tags: Mapping[str, Iterable[str]]) -> list[SegmentRecord]:
         """The segments with the tags that documents have by name."""
         found = list(segments)
         for name, wanted in tags.items():
@@ -98,7 +98,9 @@ class Catalogue:
         return found
 
     @staticmethod
-    def tagged_with(segments: Sequence[Segment], places: Iterable[Place], tags: Iterable[str]) -> list[Segment]:
+    def tagged_with(
+        segments: Sequence[SegmentRecord], places: Iterable[Place], tags: Iterable[str]
+    ) -> list[SegmentRecord]:
         """The segments with tags given to some documents."""
         found, wanted = list(segments), sorted(tags)
         for number, document in places:
@@ -108,10 +110,10 @@ class Catalogue:
         return found
 
 
-def text_of(snapshot: Snapshot, segment: Segment) -> Stream:
+def text_of(snapshot: Snapshot, segment: SegmentRecord) -> Stream:
     """Open the text of a segment; the other segments of the snapshot may be damaged."""
     text = snapshot.part(segment, TEXT)
-    return Stream(text, "train", [Files(text)])
+    return Stream(text, "train", [ArtifactFiles(text)])
 
 
 def name_digest(name: str) -> str:
@@ -119,7 +121,7 @@ def name_digest(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _tags_by_document(segment: Segment) -> dict[int, set[str]]:
+def _tags_by_document(segment: SegmentRecord) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {}
     for tag, numbers in segment.tags.items():
         for number in numbers:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gnnlm.corpus.text_writer import TextWriter
-from gnnlm.generation import Segment
+from gnnlm.generation import SegmentRecord
 from gnnlm.layout import ADDED
 from gnnlm.library.catalogue import text_of
 from gnnlm.library.segment_builder import CopiedRows, SegmentBuilder
@@ -17,17 +17,17 @@ from gnnlm.run.snapshot import Snapshot
 class SurvivingDocuments:
     """What a compacted segment takes over from another: some of its documents."""
 
-    segment: Segment
+    segment: SegmentRecord
     documents: tuple[int, ...]
 
 
-def compacted(snapshot: Snapshot, builder: SegmentBuilder, vocab_size: int) -> tuple[Segment, ...] | None:
+def compacted(snapshot: Snapshot, builder: SegmentBuilder, vocab_size: int) -> tuple[SegmentRecord, ...] | None:
     """The segments of the next generation, with what was removed left out; None if there is nothing to do.
 
     A segment that nothing was removed from is copied only where it joins others: added segments that lie beside each
     other, up to `store.segment_tokens` positions.
     """
-    out: list[Segment] = []
+    out: list[SegmentRecord] = []
     made, now = 0, snapshot.generation
     for group in _groups(now.segments, snapshot.config.store.segment_tokens):
         if len(group) == 1 and not group[0].removed:
@@ -44,9 +44,9 @@ def compacted(snapshot: Snapshot, builder: SegmentBuilder, vocab_size: int) -> t
     return None if tuple(out) == now.segments else tuple(out)
 
 
-def _groups(segments: Sequence[Segment], limit: int) -> list[list[Segment]]:
+def _groups(segments: Sequence[SegmentRecord], limit: int) -> list[list[SegmentRecord]]:
     """Segments that become one each: neighbours that are added or lose documents, as far as they fit."""
-    groups: list[list[Segment]] = []
+    groups: list[list[SegmentRecord]] = []
     size = 0
     for segment in segments:
         live = segment.positions - segment.removed_positions
@@ -60,13 +60,13 @@ def _groups(segments: Sequence[Segment], limit: int) -> list[list[Segment]]:
     return groups
 
 
-def _movable(segment: Segment) -> bool:
+def _movable(segment: SegmentRecord) -> bool:
     return segment.is_added or bool(segment.removed)
 
 
 def _copy(
     snapshot: Snapshot, builder: SegmentBuilder, vocab_size: int, name: str, kept: Sequence[SurvivingDocuments]
-) -> Segment:
+) -> SegmentRecord:
     """Build a segment with some documents of others, and their tags."""
     text = TextWriter(vocab_size)
     spans, parts = [], []

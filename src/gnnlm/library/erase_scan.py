@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gnnlm.artifact import Artifact, Files
+from gnnlm.artifact import Artifact, ArtifactFiles
 from gnnlm.corpus.stream import TEXT, Stream
 from gnnlm.errors import ArtifactError
 from gnnlm.generation import Generation, generations_of
@@ -43,7 +43,7 @@ class ErasedSamples:
         for segment in doomed:
             try:
                 text = Artifact.open(segment / TEXT)
-                stream = Stream(text, "train", [Files(text)])
+                stream = Stream(text, "train", [ArtifactFiles(text)])
             except ArtifactError:  # unfinished, or erasing it was interrupted
                 continue
             arrays = list(_arrays(run.root, *_parts_of(run, segment)))

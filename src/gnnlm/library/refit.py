@@ -22,7 +22,7 @@ from gnnlm.artifact.ownership import settle
 from gnnlm.corpus.stream import SPLITS
 from gnnlm.engine import here
 from gnnlm.errors import ArtifactError, ConfigError, VersionError
-from gnnlm.generation import Generation, Refitted, Segment
+from gnnlm.generation import Generation, RefittedArtifact, SegmentRecord
 from gnnlm.layout import REFITTED
 from gnnlm.progress import say
 from gnnlm.retrieval.auto_index import choose_index
@@ -105,7 +105,7 @@ def _fitted(base: Run, now: Generation, name: str, folder: Path, splits: tuple[s
             if draft.resumed:
                 say(f"{name}: resuming where it was interrupted")
             artifact = stage.build(context, draft)
-    own = Refitted(str(path.relative_to(base.root)), artifact.fingerprint)
+    own = RefittedArtifact(str(path.relative_to(base.root)), artifact.fingerprint)
     segments, kind = now.segments, stage.part
     if kind:
         parts = artifact.parts or [None] * len(segments)
@@ -113,7 +113,7 @@ def _fitted(base: Run, now: Generation, name: str, folder: Path, splits: tuple[s
     return replace(now, segments=segments, refitted={**now.refitted, name: own})
 
 
-def _with(run: Run, segment: Segment, kind: str, part: Artifact | None) -> Segment:
+def _with(run: Run, segment: SegmentRecord, kind: str, part: Artifact | None) -> SegmentRecord:
     """A segment with another part of a kind, or with none."""
     parts = {name: found for name, found in segment.parts.items() if name != kind}
     places = {name: path for name, path in segment.places.items() if name != kind}

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnlm.artifact import Artifact, Draft, Files, disk, make_part
+from gnnlm.artifact import Artifact, ArtifactFiles, Draft, disk, make_part
 from gnnlm.artifact.ownership import settle
 from gnnlm.corpus.stream import TEXT, Stream
 from gnnlm.corpus.text_writer import TextWriter
-from gnnlm.generation import Segment
+from gnnlm.generation import SegmentRecord
 from gnnlm.run.snapshot import Snapshot
 from gnnlm.stage import SegmentSource, Stage
 
@@ -51,11 +51,11 @@ class SegmentBuilder:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
 
-    def build(self, name: str, text: TextWriter, copied: CopiedRows | None = None) -> Segment:
+    def build(self, name: str, text: TextWriter, copied: CopiedRows | None = None) -> SegmentRecord:
         """Build a segment in the run directory, unreferenced until a generation that names it is committed."""
         folder = self._snapshot.root / name
         made = self._build_part(folder / TEXT, text.inputs, text.write_part)
-        stream, parts = Stream(made, "train", [Files(made)]), {TEXT: made}
+        stream, parts = Stream(made, "train", [ArtifactFiles(made)]), {TEXT: made}
         for stage in self._snapshot.stages.values():
             if not stage.part or stage.part == TEXT:
                 continue
@@ -65,7 +65,7 @@ class SegmentBuilder:
                 parts[stage.part] = self._stage_part(stage, folder / stage.part, inputs, source, copied)
         disk.sync_directory(folder.parent)  # the parts themselves are synced
         fingerprints = {kind: part.fingerprint for kind, part in parts.items()}
-        return Segment(name, fingerprints, len(stream.starts) - 1, len(stream))
+        return SegmentRecord(name, fingerprints, len(stream.starts) - 1, len(stream))
 
     def _stage_part(
         self, stage: Stage, path: Path, inputs: dict[str, Any], source: SegmentSource, copied: CopiedRows | None

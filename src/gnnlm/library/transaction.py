@@ -12,7 +12,7 @@ from gnnlm.corpus.document import Document, TokenizedDocument
 from gnnlm.corpus.stream import TEXT, Stream
 from gnnlm.corpus.text_writer import TextWriter
 from gnnlm.errors import ArtifactError, ConfigError, CorpusError, VersionError
-from gnnlm.generation import Generation, Refitted, Segment, commit
+from gnnlm.generation import Generation, RefittedArtifact, SegmentRecord, commit
 from gnnlm.layout import ADDED
 from gnnlm.library.catalogue import Catalogue, Place, name_digest, text_of
 from gnnlm.library.erase import remove_unreferenced
@@ -78,9 +78,9 @@ class Transaction:
 
     def _segments(
         self, new: Sequence[TokenizedDocument], tags: Mapping[str, set[str]], overlapping: set[int]
-    ) -> list[Segment]:
+    ) -> list[SegmentRecord]:
         """New documents as segments of at most `store.segment_tokens` positions."""
-        limit, made, some = self._run.config.store.segment_tokens, list[Segment](), list[int]()
+        limit, made, some = self._run.config.store.segment_tokens, list[SegmentRecord](), list[int]()
 
         def make() -> None:
             text = TextWriter(self._texts.vocab_size)
@@ -108,11 +108,11 @@ class Transaction:
 
     def commit(
         self,
-        segments: Sequence[Segment],
+        segments: Sequence[SegmentRecord],
         added: int = 0,
         removed: int = 0,
         gone: Iterable[str] = (),
-        refitted: Mapping[str, Refitted] | None = None,
+        refitted: Mapping[str, RefittedArtifact] | None = None,
     ) -> None:
         """Make a new generation of these segments the current one; `gone` identifies the names that were removed.
 
@@ -160,8 +160,8 @@ class Transaction:
         return self.done(tuple(added), tuple(built.name_of(at) for at in again))
 
     def _again(
-        self, name: str, segment: Segment, stream: Stream, some: Sequence[int], unseen: Collection[int]
-    ) -> Segment:
+        self, name: str, segment: SegmentRecord, stream: Stream, some: Sequence[int], unseen: Collection[int]
+    ) -> SegmentRecord:
         """Some documents of a segment as a new one, with what is trained now; `unseen` by a network are these."""
         text = TextWriter(self._texts.vocab_size)
         documents = [Document(stream.names[place], stream.documents[place].text) for place in some]
@@ -176,7 +176,7 @@ class Transaction:
 
     def _mend(self) -> Change:
         """Make added segments with damaged files anew from their text; one whose text is damaged is lost."""
-        segments, added, removed = list[Segment](), list[str](), 0
+        segments, added, removed = list[SegmentRecord](), list[str](), 0
         for number, segment in enumerate(self.now.segments):
             if not segment.is_added or self._is_whole(segment):
                 segments.append(segment)
@@ -194,13 +194,13 @@ class Transaction:
             remove_unreferenced(self._run.root, self.now)
         return self.done(tuple(added), ())
 
-    def _verify(self, segment: Segment, kinds: Iterable[str]) -> None:
+    def _verify(self, segment: SegmentRecord, kinds: Iterable[str]) -> None:
         """Hash every byte of some parts of a segment."""
         snapshot = self.snapshot
         for kind in kinds:
             snapshot.part(segment, kind).verify(trust=False)
 
-    def _is_whole(self, segment: Segment) -> bool:
+    def _is_whole(self, segment: SegmentRecord) -> bool:
         try:
             self._verify(segment, segment.parts)
         except VersionError:
@@ -209,7 +209,7 @@ class Transaction:
             return False
         return True
 
-    def _text_left(self, segment: Segment) -> Stream | None:
+    def _text_left(self, segment: SegmentRecord) -> Stream | None:
         """The text of an added segment; None, with a warning, if it is damaged."""
         try:
             self._verify(segment, [TEXT])
@@ -233,7 +233,7 @@ class Transaction:
         return found
 
 
-def _live(segment: Segment) -> list[int]:
+def _live(segment: SegmentRecord) -> list[int]:
     """The documents of a segment that are not removed."""
     return [place for place in range(segment.documents) if place not in set(segment.removed)]
 

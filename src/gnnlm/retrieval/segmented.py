@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnlm.corpus.stream import Stream
-from gnnlm.engine import Held
+from gnnlm.engine import ObjectPool
 from gnnlm.retrieval.exact import sorted_neighbours
 from gnnlm.retrieval.index import Allowed, Index
 from gnnlm.retrieval.neighbours import Neighbours
@@ -120,7 +120,7 @@ class SegmentedIndex:
 class SpreadIndex(SegmentedIndex):
     """Groups of segments that are held elsewhere, and searched at the same time; the groups are its segments."""
 
-    def __init__(self, whole: SegmentedIndex, cuts: Sequence[int], held: Held) -> None:
+    def __init__(self, whole: SegmentedIndex, cuts: Sequence[int], held: ObjectPool) -> None:
         """`cuts` says with which segment of the whole index each group begins, and the number of segments."""
         groups = list(itertools.pairwise(cuts))
         rows = [sum(whole.rows[first:last]) for first, last in groups]

@@ -29,7 +29,7 @@ from gnnlm.datastore.store import Store
 from gnnlm.engine import Place
 from gnnlm.errors import ArtifactError
 from gnnlm.evaluate.tune_stage import TUNE
-from gnnlm.generation import Generation, Lease, Segment, current_number, pinned, read_generation
+from gnnlm.generation import Generation, Lease, SegmentRecord, current_number, pinned, read_generation
 from gnnlm.generation.current import FOLDER, generation_file
 from gnnlm.gnn.model import GnnModel
 from gnnlm.layout import SEGMENTS
@@ -118,7 +118,9 @@ class Snapshot:
             for number, part in enumerate(self.built(name).parts):
                 parts[number][kind] = part.fingerprint
         segments = [
-            Segment(str(text.path.parent.relative_to(self.root)), own, text.facts["documents"], text.facts["positions"])
+            SegmentRecord(
+                str(text.path.parent.relative_to(self.root)), own, text.facts["documents"], text.facts["positions"]
+            )
             for text, own in zip(texts, parts, strict=True)
         ]
         return Generation(segments=tuple(segments), trained=self.fingerprints())
@@ -197,7 +199,7 @@ class Snapshot:
             self._artifacts[name] = replace(self.trained(name), parts=tuple(parts))
         return self._artifacts[name]
 
-    def part(self, segment: Segment, kind: str) -> Artifact:
+    def part(self, segment: SegmentRecord, kind: str) -> Artifact:
         """Return a part of a segment of the generation."""
         return self._part(segment.path_of(kind), segment.parts[kind])
 
