@@ -73,7 +73,6 @@ ONLY_IN = {
 }
 
 
-KNOWN_TWINS: set[str] = set()  # class names that are still used twice
 KNOWN_CYCLES: set[str] = set()  # where modules still import each other
 
 
@@ -168,8 +167,7 @@ def test_class_names_are_unique() -> None:
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(str(path.relative_to(SRC)))
     twins = {name: places for name, places in found.items() if len(places) > 1}
-    assert {name: places for name, places in twins.items() if name not in KNOWN_TWINS} == {}
-    assert {name for name in KNOWN_TWINS if name not in twins} == set(), "unique now: take them off the list"
+    assert twins == {}
 
 
 def test_file_names_are_unique() -> None:
