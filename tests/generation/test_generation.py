@@ -96,7 +96,7 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize("path", ["refitted/../../elsewhere/tune", "/refitted/0001/tune", "segments/0000/tune"])
 def test_a_record_names_nothing_outside_its_folder(tmp_path: Path, path: str) -> None:
     """Whole, with its checksum; what it names would be read, and deleted."""
-    commit(tmp_path, Generation(1, refitted={"tune": Refitted(path, "y")}))
+    commit(tmp_path, Generation(1, refitted={"tune": RefittedArtifact(path, "y")}))
     with pytest.raises(ArtifactError, match="is damaged"):
         read_current(tmp_path)
 

@@ -19,7 +19,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from gnnlm.artifact import Artifact, Files, joined
+from gnnlm.artifact import Artifact, ArtifactFiles, concatenate
 from gnnlm.corpus.document import Document, TokenizedDocument
 
 END = -1
@@ -41,7 +41,7 @@ class Passage:
 class StreamDocuments(Sequence[Document]):
     """The documents of a stream, by number or slice; each is read when it is asked for."""
 
-    def __init__(self, texts: Sequence[Files]) -> None:
+    def __init__(self, texts: Sequence[ArtifactFiles]) -> None:
         self._texts = texts
         self._lines = [text.array("lines.npy") for text in texts]
         self._bases = np.cumsum([0, *(len(lines) - 1 for lines in self._lines)])
@@ -162,23 +162,23 @@ class TokenStream(ABC):
         return self.documents[number].text[self.offsets[first] : self.offsets[last]]
 
 
-def split_files(artifact: Artifact, split: str) -> Sequence[Files]:
+def split_files(artifact: Artifact, split: str) -> Sequence[ArtifactFiles]:
     """Return the files of a split: those of each part for train, files of the artifact itself for valid and test."""
     if split == "train":
-        return [Files(part) for part in artifact.parts]
-    return [Files(artifact, f"{split}.")]
+        return [ArtifactFiles(part) for part in artifact.parts]
+    return [ArtifactFiles(artifact, f"{split}.")]
 
 
 class Stream(TokenStream):
     """Documents laid end to end: a split of a corpus, read through all its segments."""
 
-    def __init__(self, corpus: Artifact, split: str, texts: Sequence[Files] | None = None) -> None:
+    def __init__(self, corpus: Artifact, split: str, texts: Sequence[ArtifactFiles] | None = None) -> None:
         """`texts` are the files of each segment, if not those that the corpus has for the split."""
         self.split = split
         self._corpus = corpus
         self._texts = tuple(split_files(corpus, split) if texts is None else texts)
         assert self._texts, f"no text of {split} in {corpus.path}"
-        self.tokens = joined([text.array("tokens.npy") for text in self._texts])
+        self.tokens = concatenate([text.array("tokens.npy") for text in self._texts])
         starts = [text.array("starts.npy") for text in self._texts]
         self.bases = np.cumsum([0, *(int(each[-1]) for each in starts)])  # where each segment begins, and the end
         moved = [each[:-1] + base for each, base in zip(starts, self.bases.tolist(), strict=False)]
@@ -205,7 +205,7 @@ class Stream(TokenStream):
 
     @cached_property
     def offsets(self) -> npt.NDArray[Any]:
-        return joined([text.array("offsets.npy") for text in self._texts])
+        return concatenate([text.array("offsets.npy") for text in self._texts])
 
     @cached_property
     def names(self) -> list[str]:

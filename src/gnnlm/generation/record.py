@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from gnnlm.artifact.json_record import parse_json, plain, sealed, unsealed
+from gnnlm.artifact.json_record import parse_json, plain, sealed
 from gnnlm.errors import ArtifactError
 from gnnlm.layout import ADDED, REFITTED, SEGMENTS
 
@@ -157,7 +157,7 @@ class Generation:
         except ValueError:  # pydantic's errors are ValueErrors
             pass
         found = record.get("format") if isinstance(record, dict) else None
-        if (isinstance(found, int) and found != FORMAT) or unsealed(record) is not None:
+        if isinstance(found, int) and found != FORMAT:
             raise ArtifactError(
                 f"{path} was made by another version of gnnlm (format {found}, this version reads {FORMAT}); use that "
                 "version"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnlm.artifact import Array, Artifact, joined
+from gnnlm.artifact import Array, Artifact, concatenate
 from gnnlm.corpus.stream import Stream, TokenStream, split_files
 from gnnlm.retrieval.neighbours import Neighbours
 
@@ -157,7 +157,7 @@ def as_keys(states: Tensor, metric: str) -> Tensor:
 
 def keys_of(encoded: Artifact, split: str) -> Array:
     """Return the search keys of a split, through all its segments: its states, or the keys stored with them."""
-    return joined([files.array(key_file(encoded)) for files in split_files(encoded, split)])
+    return concatenate([files.array(key_file(encoded)) for files in split_files(encoded, split)])
 
 
 def segment_keys(encoded: Artifact, number: int) -> Array:
