@@ -1,4 +1,4 @@
-"""Digests of large files, block by block: what is read of a file is checked when it is first read, and no more.
+"""Digests of large files, block by block: each block is checked when it is first read.
 
 A file over `LARGE` bytes is not hashed when an artifact is opened. Its manifest has a CRC-32 of each block of `BLOCK`
 bytes; reading some rows checks the blocks that hold them, once. Reading costs at most one pass over the file, however
@@ -66,11 +66,11 @@ class Blocks:
 
     @property
     def whole(self) -> bool:
-        """Whether every block was found whole."""
+        """Whether every block was checked."""
         return not self._unread.any()
 
     def check(self, first: int = 0, last: int | None = None) -> None:
-        """Check the blocks with the bytes from `first` up to `last` that were not checked before."""
+        """Check the blocks with bytes from `first` up to `last`, except those already checked."""
         end = self._size if last is None else last
         if first < end:
             low, high = first // self._bytes, (end - 1) // self._bytes + 1
@@ -96,7 +96,7 @@ class Blocks:
 
 
 class CheckedArray:
-    """A mapped array whose blocks are checked when something in them is first read.
+    """A memory-mapped array whose blocks are checked when first read.
 
     Read it by index, slice or array of indexes, as `ConcatenatedArrays`; the result is a plain array.
     """
@@ -122,7 +122,7 @@ class CheckedArray:
         return CheckedArray(self.array.reshape(*shape), self._blocks, self._start)
 
     def check(self, rows: Any = None) -> None:
-        """Check what would be read with an index of the first axis; all of it where that is not a number or numbers."""
+        """Check what an index of the first axis reads; everything if the index is not a number, numbers or a slice."""
         if self._blocks.whole:
             return
         if isinstance(rows, slice):

@@ -1,4 +1,4 @@
-"""Every change that gnnlm makes in a run directory: one function for each kind, and what makes it last.
+"""Every change that gnnlm makes on the disk: one function for each kind, with the syncs that make it durable.
 
 Three rules keep a run whole through a power failure. A file is synced before a name that counts is given to it, or
 before a file that counts names it. A directory is synced after names in it have changed, and before anything relies on
@@ -36,7 +36,7 @@ def _about_to(change: Change, path: Path | str) -> None:
 
 
 def create(path: Path) -> BinaryIO:
-    """An empty file, open for writing."""
+    """Return an empty file, open for writing."""
     _about_to("create", path)
     return path.open("w+b")
 
@@ -66,14 +66,14 @@ def sync_file(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes | bytearray | memoryview) -> None:
-    """Write a file and sync it; it is not whole before this returns."""
+    """Write a file and sync it; the file may be partial until this returns."""
     with create(path) as file:
         write(file, data)
         sync(file)
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file atomically: it is the old one or the new one, never a part of either, and the new one lasts."""
+    """Replace a file atomically and durably: the old or the new one is there, never a part of either."""
     beside = path.with_name(path.name + ".new")
     write_file(beside, data)
     rename(beside, path)
@@ -88,7 +88,7 @@ def copy(source: Path, place: Path) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Wrap a library that writes a file, or the files of a folder, by path; they are synced when it has."""
+    """Wrap a library that writes a file or a folder by path, and sync it afterwards."""
     _about_to("write", path)
     yield
     sync_tree(path)
@@ -117,7 +117,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory that is not there yet, and those above it that are missing; their names last."""
+    """Make a directory and its missing parents, durably; the directory must not exist."""
     if not path.parent.is_dir():
         make_directories(path.parent)
     _about_to("make directory", path)
@@ -126,7 +126,7 @@ def make_directory(path: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory unless it is there."""
+    """Make a directory unless it exists."""
     if not path.is_dir():
         try:
             make_directory(path)
@@ -136,13 +136,13 @@ def make_directories(path: Path) -> None:
 
 
 def rename(path: Path, place: Path) -> None:
-    """Give something another name; a file that has that name is replaced."""
+    """Rename a file or a folder; replace a file of that name."""
     _about_to("rename", path)
     path.replace(place)
 
 
 def link(source: Path, place: Path) -> None:
-    """A second name for the same file."""
+    """Give a file a second name."""
     _about_to("link", place)
     os.link(source, place)
 
@@ -153,7 +153,7 @@ def set_mode(path: Path, mode: int) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     if os.path.lexists(path):
         _about_to("remove", path)
         path.unlink(missing_ok=True)
@@ -166,7 +166,7 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file, or a directory with everything below it, if it is there."""
+    """Remove a file, or a directory with everything below it, if it exists."""
     if not path.is_dir() or path.is_symlink():
         return remove_file(path)
     for entry in sorted(path.iterdir()):

@@ -114,7 +114,7 @@ class Draft:
 
     @property
     def step(self) -> int:
-        """How many commits have been made, over all attempts."""
+        """The number of commits, over all attempts."""
         return self._journal.step
 
     @property
@@ -123,7 +123,7 @@ class Draft:
         return self._journal.notes
 
     def file(self, name: str) -> Path:
-        """The path of a file or folder that is about to be written.
+        """Return the path of a file or folder that is about to be written.
 
         The draft records the name before the file exists: after a kill it can tell its own files from others, and
         refuses to remove others.
@@ -133,7 +133,7 @@ class Draft:
 
     @property
     def shards(self) -> Path:
-        """The folder for the files of shards; a build that is resumed finds those that were finished."""
+        """The folder for files of shards, which a resumed build finds."""
         return self.file(SHARDS)
 
     def _claim(self, *names: str) -> None:
@@ -146,13 +146,13 @@ class Draft:
         self._claim(*(path.name for path in self.folder.iterdir() if not path.name.endswith(".new")))
 
     def writer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> ArrayWriter:
-        """An array of known shape, appended to row by row; it resumes where the last commit left it."""
+        """Return a writer that appends rows to an array of known shape, after those of the last commit."""
         writer = ArrayWriter(self.file(name), shape, np.dtype(dtype), self._journal.arrays.get(name))
         self._writers[name] = writer
         return writer
 
     def save(self, name: str, array: Array) -> None:
-        """An array, whole. Plain writes: numpy's own do not notice a disk that is full at their last buffer."""
+        """Write a whole array, by plain writes: numpy's own miss a disk that fills up at the last buffer."""
         array = np.ascontiguousarray(array)
         assert not array.dtype.hasobject
         with telling(self.file(name)), disk.create(self.folder / name) as file:
@@ -165,7 +165,7 @@ class Draft:
             disk.write_file(self.folder / name, data)
 
     def part(self, name: str, inputs: Mapping[str, Any], build: Callable[[Draft], Mapping[str, Any]]) -> None:
-        """Make a part, or find it finished; `name` is its path in the run directory."""
+        """Build a part unless it is finished; `name` is its path in the run directory."""
         if not self.step:
             self.commit()  # there is something to resume from now
         self.add_part(name, make_part(self.path.parent / name, inputs, build, self._made_with))
@@ -184,7 +184,7 @@ class Draft:
         require_space(self.folder, needed, what)
 
     def add_part(self, name: str, fingerprint: str) -> None:
-        """Name a part that was made with `make_part`, here or elsewhere; parts keep this order."""
+        """Record a part that `make_part` built, here or elsewhere; parts keep this order."""
         self._parts[name] = fingerprint
 
     def write_text(self, name: str, text: str) -> None:
@@ -192,7 +192,7 @@ class Draft:
 
     @property
     def bytes_there(self) -> int:
-        """Bytes that an earlier attempt has left on the disk."""
+        """The bytes that an earlier attempt has left on the disk."""
         return sum(f.stat().st_size for f in self.folder.iterdir() if f.is_file())
 
     def commit(self, *names: str, without: Sequence[str] = ()) -> None:

@@ -36,14 +36,14 @@ def write_json(path: Path, value: object) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Wrap a library that writes a file, or the files of a folder: they are synced, or there is one `ArtifactError`."""
+    """Wrap a library that writes a file or a folder: sync it, or raise one `ArtifactError`."""
     with telling(path), disk.written(path):
         yield
 
 
 @contextmanager
 def telling(path: Path) -> Iterator[None]:
-    """Make one `ArtifactError` of whatever is raised when a file cannot be written.
+    """Turn whatever is raised when a file cannot be written into one `ArtifactError`.
 
     safetensors, FAISS and numpy each report a full disk in their own way, some without an errno.
     """
@@ -75,7 +75,7 @@ def require_space(folder: Path, needed: int, what: str) -> None:
 
 
 def free_space(folder: Path) -> tuple[Path, int]:
-    """The nearest folder that exists, and the bytes that are free there."""
+    """Return the nearest folder that exists, and the free bytes there."""
     there = next(path for path in [folder, *folder.parents] if path.exists())
     return there, shutil.disk_usage(there).free
 

@@ -49,24 +49,24 @@ State = Literal["done", "stale", "half-done", "missing", "damaged"]
 
 
 def draft_names(folder: Path) -> set[str]:
-    """The files and folders that a build records as its own; empty where the folder is no build of ours."""
+    """Return the files and folders that a build records as its own; empty if the folder is no build of ours."""
     record = read_json(folder / NAMES)
     names = record.get("names") if isinstance(record, dict) and record == named(record.get("names")) else None
     return {NAMES, *(name for name in names if Path(name).name == name)} if isinstance(names, list) else set()
 
 
 def named(names: object) -> dict[str, object]:
-    """What a build records: its names, and a checksum of them."""
+    """Return what a build records: its names, with a checksum."""
     return {"names": names, "checksum": fingerprint(names)}
 
 
 def is_scratch(name: str) -> bool:
-    """Whether this is a file that safetensors writes before it gives it its name; a kill leaves it."""
+    """Return whether this is a temporary file of safetensors, which a kill leaves behind."""
     return re.fullmatch(r"\.tmp\w{6}", name) is not None
 
 
 def _own_names(folder: Path) -> tuple[set[str], set[str]]:
-    """The names that are ours in a folder: of files, and of what may also be a folder."""
+    """Return our names in a folder: those of files, and those that may also be of folders."""
     named = listed_files(read_json(folder / MANIFEST))
     files = set() if named is None else {MANIFEST, ERASED, *named}
     built = folder.name.endswith(".partial")
@@ -125,7 +125,7 @@ def remove_ours(folder: Path) -> None:
 
 
 def damage(path: Path) -> str:
-    """What is wrong with the artifact at `path` or its parts, if anything is (files are measured, not hashed)."""
+    """Return what is wrong with the artifact at `path` or its parts, or ""; files are measured, not hashed."""
     if found := _own_damage(path):
         return found
     for name, wanted in read_manifest(path).parts.items():
@@ -136,7 +136,7 @@ def damage(path: Path) -> str:
 
 
 def _own_damage(path: Path) -> str:
-    """What is wrong with the artifact at `path`, its parts left out."""
+    """Return what is wrong with the artifact at `path` without its parts, or ""."""
     try:
         manifest = read_manifest(path)
     except ArtifactError as error:
@@ -156,7 +156,7 @@ def _own_damage(path: Path) -> str:
 
 
 def state_of(path: Path, inputs: Mapping[str, Any]) -> State:
-    """Whether the artifact at `path` exists, is complete and was made from `inputs`; files are not hashed."""
+    """Return whether the artifact at `path` exists, is complete and was made from `inputs`; files are not hashed."""
     place = standing(path)
     if (place / MANIFEST).is_file():
         if damage(path):
@@ -182,7 +182,7 @@ def settle(path: Path) -> None:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a whole build waits beside a place; what was replaced there has no list of its files any more."""
+    """Return whether a whole build waits beside a place; a replaced artifact there has no list of its files."""
     folder = draft_path(path)
     nothing_replaced = not (folder / NAMES).exists() and not (path / MANIFEST).is_file()
     return (bool(draft_names(folder)) or nothing_replaced) and (folder / MANIFEST).is_file() and not _own_damage(folder)
@@ -193,7 +193,7 @@ def _is(path: Path, fingerprint: str) -> bool:
 
 
 def _take_place(path: Path) -> None:
-    """Put a finished build where it belongs, in one step; what it replaces is left beside it."""
+    """Move a finished build to its place in one step; leave what it replaces beside it."""
     folder, old = draft_path(path), old_path(path)
     if not path.exists():
         disk.rename(folder, path)
@@ -205,7 +205,7 @@ def _take_place(path: Path) -> None:
 
 
 def _tidy(path: Path) -> None:
-    """Remove what a build leaves that has taken its place: what it needed for itself, and what it replaced."""
+    """Remove the leftovers of a build that is in its place: its own records, and what it replaced."""
     try:
         parts = [path.parent / name for name in read_manifest(path).parts]
     except ArtifactError:
@@ -232,7 +232,7 @@ def _tidy_place(place: Path) -> None:
 
 
 def link_artifact(source: Path, place: Path, parts: bool = True) -> None:
-    """Put the same artifact in another place, with its parts: files are linked where the file system can, else copied.
+    """Link an artifact with its parts into another place; copy files that the file system cannot link.
 
     Without `parts`, they are left to the caller.
     """

@@ -1,4 +1,4 @@
-"""Which engine is used: the local one, or Ray."""
+"""The choice of an engine: this process, or Ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENGINES = ("local", "ray")
 
 @contextmanager
 def using(name: str, address: str | None = None, storage: str | None = None) -> Iterator[Engine]:
-    """The engine of this name, until the end of the block."""
+    """Yield the engine of this name and close it at the end of the block."""
     if name not in ENGINES:
         raise EngineError(f"expected an engine named {' or '.join(ENGINES)}, got {name!r}")
     if name == "local":

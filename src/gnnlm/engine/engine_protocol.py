@@ -1,4 +1,4 @@
-"""What an engine offers."""
+"""The interface of an engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Place:
 
 
 class ObjectPool(Protocol):
-    """Objects that were opened once and are asked often, each by its number."""
+    """Objects that are opened once and called often, each by its number."""
 
     def ask(self, method: str, requests: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of some of the objects, all at the same time, each with its own arguments."""
@@ -51,7 +51,7 @@ class ObjectPool(Protocol):
 class Engine(Protocol):
     @property
     def threads(self) -> int:
-        """How many threads a task computes with: more or fewer may round differently."""
+        """The number of threads a task computes with; another number may round differently."""
         ...
 
     def check(self, root: Path, models: Mapping[str, Callable[[], str]]) -> None:
@@ -63,9 +63,9 @@ class Engine(Protocol):
         ...
 
     def groups(self, count: int) -> int:
-        """In how many groups to hold `count` segments; 0 if they are best opened by this process itself."""
+        """Return in how many groups to hold `count` segments; 0 if this process should open them itself."""
         ...
 
     def hold(self, place: Place, openers: Sequence[Callable[[Path], Any]]) -> ObjectPool:
-        """Open objects, each given the run directory, where they are to be asked; a lost one is opened again."""
+        """Open objects wherever they are to be called, each given the run directory; reopen one that is lost."""
         ...

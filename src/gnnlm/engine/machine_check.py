@@ -1,4 +1,4 @@
-"""What must be the same on every machine of a cluster: the software, the models, the storage."""
+"""A check that all machines of a cluster have the same software, models and storage."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class MachineRequirements:
-    """What a machine is asked about: models, each with a function that identifies its files, and a file it must see."""
+    """What a machine needs: models, each with a function that identifies its files, and a file that must be visible."""
 
     models: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     file: Path | None = None
 
     def facts(self) -> dict[str, str]:
-        """What this machine has."""
+        """Return what this machine has."""
         found = versions() | {f"model {name}": identify() for name, identify in self.models.items()}
         if self.file is not None:
             found["file"] = "there" if self.file.exists() else MISSING
@@ -34,7 +34,7 @@ class MachineRequirements:
 
 @lru_cache(maxsize=1)
 def versions() -> dict[str, str]:
-    """The versions of what the numbers of a run depend on."""
+    """Return the versions of the packages that a run's numbers depend on."""
     found = {"Python": ".".join(platform.python_version_tuple()[:2]), "gnnlm": f"{gnnlm.__version__} ({source()})"}
     for name in PACKAGES:
         try:
@@ -45,8 +45,9 @@ def versions() -> dict[str, str]:
 
 
 def source() -> str:
-    """Eight hex digits that identify the source files of gnnlm: one version may have several states."""
-    folder, digest = Path(gnnlm.__file__).parent, hashlib.sha256()
+    """Return eight hex digits that identify the source files of gnnlm, which may differ within a version."""
+    folder = Path(gnnlm.__file__).parent
+    digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         digest.update(f"{file.relative_to(folder)}\0".encode())
         digest.update(file.read_bytes())
@@ -54,7 +55,7 @@ def source() -> str:
 
 
 def difference(node: str, here: Mapping[str, str], there: Mapping[str, str], root: Path) -> str | None:
-    """What another machine lacks, with what to do about it; None if nothing.
+    """Return what another machine lacks, with what to do about it; None if nothing.
 
     >>> difference("node 2", {"torch": "2.6.0"}, {"torch": "2.5.1"}, Path("runs/mine"))
     'node 2 has torch 2.5.1, this machine 2.6.0; install the same version on all machines'
@@ -76,7 +77,7 @@ def difference(node: str, here: Mapping[str, str], there: Mapping[str, str], roo
 
 
 def pin_threads(threads: int) -> None:
-    """Compute with this many threads from now on: another number may round differently."""
+    """Set the number of threads to compute with; another number may round differently."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)  # for libraries that are not loaded yet
     import torch

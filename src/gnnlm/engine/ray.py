@@ -1,7 +1,7 @@
 """The Ray engine: tasks all over a cluster, segments held by actors.
 
-A worker gets a recipe, and paths in the run directory; it never gets data. So whatever is lost with a worker, its node
-or the driver, the files that were finished stay. Ray runs the tasks of a lost worker again elsewhere.
+Workers get a recipe and paths in the run directory, never data. So finished files survive the loss of a worker, a node
+or the driver. Ray runs the tasks of a lost worker again elsewhere.
 
 All workers compute with as many threads as the process that started them, so they make the same bytes.
 """
@@ -44,7 +44,7 @@ OBJECT_STORE = 256 * 2**20  # bytes, where Ray is started here: tasks exchange f
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What every worker of a stage is told."""
+    """What every worker of a stage needs to begin."""
 
     place: Place
     threads: int
@@ -54,7 +54,7 @@ class WorkerSetup:
     view: RunView | None = None
 
     def enter(self) -> Path:
-        """Get ready in a worker: check the machine, pin the threads; returns the run directory as it is seen there."""
+        """Check the machine and pin the threads in a worker; return the run directory as seen there."""
         pin_threads(self.threads)
         _check(self)
         if self.storage is None:
@@ -67,7 +67,7 @@ _checked: dict[str, str] = {}  # what this worker was last found to have
 
 
 def _check(duty: WorkerSetup) -> None:
-    """Refuse, once a worker, a machine that would make other bytes; it may have joined after the start."""
+    """Refuse a machine that would make other bytes, checked once for each worker: machines may join later."""
     if _checked == duty.expected:
         return
     node, found = f"the machine {socket.gethostname()}", duty.wanted.facts()
@@ -90,7 +90,7 @@ def _do(duty: WorkerSetup, recipe: Recipe, folder: str, task: Task) -> list[Mess
 
 
 class _Holder:
-    """An actor that opens an object and answers for it; after a loss Ray makes it again elsewhere."""
+    """An actor that opens an object and calls its methods; Ray makes a lost actor again elsewhere."""
 
     def __init__(self, duty: WorkerSetup, opener: Callable[[Path], Any]) -> None:
         # opened when it is first asked: an error of an actor that is being made would be told as its loss
@@ -101,7 +101,7 @@ class _Holder:
 
 
 class ActorPool:
-    """Objects that actors hold; the actors are made when one is first asked."""
+    """Objects in actors, which are made at the first call."""
 
     def __init__(self, make: Callable[[], Sequence[Any]]) -> None:
         self._make = make
@@ -167,7 +167,7 @@ class RayEngine:
         self.close()
 
     def check(self, root: Path, models: Mapping[str, Callable[[], str]]) -> None:
-        """Refuse nodes with other software, without these models, or that do not see the run directory."""
+        """Refuse nodes that have other software, lack these models, or do not see the run directory."""
         disk.make_directories(root)
         file = None if self.storage is not None else root.absolute() / f".seen-{uuid.uuid4().hex[:8]}"
         if file is not None:
@@ -215,7 +215,7 @@ class RayEngine:
         return WorkerSetup(place, self.threads, self._wanted, self._expected, self.storage, view)
 
     def _map(self, place: Place, recipe: Recipe, folder: Path, tasks: Sequence[Task]) -> Iterator[Path]:
-        """The files of tasks in order; several tasks are done at once, and some before they are needed."""
+        """Yield the files of tasks in order; several tasks run at once, some before they are needed."""
         if not tasks:
             return
         duty = self._duty(place, sorted({name for task in tasks for name in task.reads}))
@@ -266,7 +266,7 @@ class RayEngine:
         return duty.storage.has(f"shards/{duty.view.name}/{below}/{task.name}")
 
     def _fetch(self, duty: WorkerSetup, path: Path, below: str, task: Task) -> None:
-        """Wait until a finished file can be seen here, or download it."""
+        """Download a finished file, or wait until it is visible here."""
         if duty.storage is not None and duty.view is not None and not path.exists():
             duty.storage.get(f"shards/{duty.view.name}/{below}/{task.name}", path)
         until = time.monotonic() + APPEAR
@@ -281,7 +281,7 @@ class RayEngine:
                 os.listdir(path.parent)  # network file systems look again at a folder that is listed
 
     def _look(self) -> None:
-        """Tell about nodes that were lost or have joined."""
+        """Report nodes that were lost or have joined."""
         alive = {node["NodeID"] for node in _nodes()}
         for _ in self._known - alive:
             warn(f"a node of the cluster was lost; its unfinished shards are done by the other {len(alive)}")
@@ -291,13 +291,13 @@ class RayEngine:
 
     @property
     def _slots(self) -> int:
-        """How many tasks can run at once."""
+        """The number of tasks that can run at once."""
         return max(1, sum(int(node["Resources"].get("CPU", 0)) // self.threads for node in _nodes()))
 
     # -- objects that are held -------------------------------------------------------------------------------------
 
     def groups(self, count: int) -> int:
-        """One for each node, as far as the segments go."""
+        """Return one group for each node, but no more than there are segments."""
         return min(count, len(_nodes()))
 
     def hold(self, place: Place, openers: Sequence[Callable[[Path], Any]]) -> ObjectPool:
@@ -344,7 +344,7 @@ def _connect(address: str | None) -> None:
 
 
 def _silence(host: str, port: str) -> OSError | None:
-    """Why nobody answers at an address; None if somebody does."""
+    """Return why an address does not answer; None if it does."""
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER).close()
     except OSError as error:
@@ -353,7 +353,7 @@ def _silence(host: str, port: str) -> OSError | None:
 
 
 def cluster_here() -> bool:
-    """Whether the cluster that was last started on this machine answers; Ray waits minutes for one that was killed."""
+    """Return whether the cluster last started on this machine answers; Ray waits minutes for a killed one."""
     host, _, port = (ray._private.utils.read_ray_address() or "").rpartition(":")
     return port.isdigit() and _silence(host, port) is None
 
@@ -373,7 +373,7 @@ def _no_cluster(address: str, error: Exception) -> EngineError:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; gnnlm handles it."""
+    """Restore the signal handlers that Ray replaces."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -385,7 +385,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """An error of a worker is raised as if it had happened here; a loss is one line."""
+    """Raise an error of a worker as if it had happened here; report a loss in one line."""
     try:
         yield
     except RayTaskError as error:

@@ -1,7 +1,7 @@
 """Storage that every machine can reach, but not map: any fsspec path, such as s3://bucket/folder.
 
-Files are kept by their content, so a file is uploaded once and never changes. A machine downloads what it needs to its
-own disk, and sees it as a run directory of links. What has been made travels back as one file a task.
+Files are named by their content, so a file is uploaded once and never changes. A machine downloads what it needs to its
+own disk and links the copies into a run directory. Results are uploaded as one file for each task.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RunView:
 
     @classmethod
     def of(cls, root: Path, names: Iterable[str]) -> RunView:
-        """All files at these paths; those of an artifact have their checksums in its manifest."""
+        """Return all files at these paths; the checksums of an artifact's files come from its manifest."""
         files: dict[str, str] = {}
         for name in names:
             path = root / name
@@ -53,7 +53,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder that is reached through fsspec."""
+    """A folder reached through fsspec."""
 
     url: str
 
@@ -72,13 +72,13 @@ class Storage:
         return Storage, (self.url,)  # connections stay where they are
 
     def upload(self, root: Path, view: RunView) -> None:
-        """Put all files of a view there that are not there yet."""
+        """Upload the files of a view that are not in the storage yet."""
         for name, digest in view.files.items():
             if not self.has(f"files/{digest}"):
                 self.put(root / name, f"files/{digest}")
 
     def download(self, view: RunView) -> Path:
-        """The files of a view as a run directory on this machine."""
+        """Return a run directory on this machine with the files of a view."""
         scratch = scratch_folder()
         root = scratch / "runs" / view.name
         if root.is_dir():
@@ -109,7 +109,7 @@ class Storage:
             return bool(system.exists(f"{base}/{name}"))
 
     def put(self, path: Path, name: str) -> None:
-        """Upload a file; it is there whole or not at all."""
+        """Upload a file, which gets its name only when it is whole."""
         system, base = self._opened
         beside = f"{base}/{name}.{uuid.uuid4().hex[:8]}.new"
         with self._trouble():
@@ -118,7 +118,7 @@ class Storage:
             system.mv(beside, f"{base}/{name}")
 
     def get(self, name: str, path: Path) -> None:
-        """Download a file; it is here whole or not at all."""
+        """Download a file, which gets its name only when it is whole."""
         system, base = self._opened
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.new")
@@ -146,5 +146,5 @@ class Storage:
 
 
 def scratch_folder() -> Path:
-    """This machine's folder for copies."""
+    """Return this machine's folder for copies."""
     return Path(os.environ.get(SCRATCH) or Path(tempfile.gettempdir()) / f"gnnlm-scratch-{os.getuid()}")

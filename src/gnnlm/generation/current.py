@@ -16,7 +16,7 @@ DIGITS = 15  # of the number of a generation, at most
 
 
 def current_number(root: Path) -> int:
-    """The number of the generation that a run serves; 0 is the run as it was built."""
+    """Return the number of the generation that a run serves; 0 is the run as it was built."""
     try:
         text = (root / CURRENT).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -33,7 +33,7 @@ def current_number(root: Path) -> int:
 
 
 def _naming(number: int) -> str:
-    """What CURRENT holds. A flipped bit would else name an older generation, and serve what was removed since."""
+    """Return the content of CURRENT; the check keeps a flipped bit from serving documents that were removed since."""
     return f"{number} {fingerprint(number)[:8]}\n"
 
 
@@ -62,10 +62,10 @@ def read_current(root: Path) -> Generation:
 
 
 def pinned(root: Path) -> tuple[Generation, Lease]:
-    """The current generation, with a lease on it.
+    """Return the current generation, with a lease on it.
 
-    A writer removes what no lease names after it has moved CURRENT on. So the lease is there first, and CURRENT is
-    then read again: it has not moved, or the lease moves with it.
+    After moving CURRENT, a writer removes what no lease names. So the lease is written first, and CURRENT is then read
+    again; if CURRENT has moved, the lease moves too.
     """
     lease = Lease.take(root, current_number(root))
     while (now := current_number(root)) != lease.generation:
@@ -86,7 +86,7 @@ def commit(root: Path, generation: Generation) -> None:
 
 
 def forget_uncommitted(root: Path) -> None:
-    """Remove the records that a writer left which did not get as far as CURRENT."""
+    """Remove records of generations that were never committed."""
     current = current_number(root)
     for path in (root / FOLDER).glob("*.json*"):
         number = path.name.partition(".")[0]
@@ -96,7 +96,7 @@ def forget_uncommitted(root: Path) -> None:
 
 
 def generations_of(root: Path) -> Iterator[Generation]:
-    """All generations that have a record, the first first."""
+    """Yield all generations that have a record, oldest first."""
     numbers = sorted(int(path.stem) for path in (root / FOLDER).glob("*.json") if path.stem.isdecimal())
     for number in numbers:
         if number <= current_number(root):

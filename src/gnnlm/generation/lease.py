@@ -1,6 +1,6 @@
-"""Leases: who reads which generation, so that nothing is erased under a reader.
+"""Leases: which process reads which generation, so that erasing waits for readers.
 
-A reader's files are open, so a lease does not keep it from damage; it keeps erased text from living on in what is open.
+Readers hold their files open, so they need no lease to be safe. A lease keeps erased text from living on in open files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDER = "leases"
 
 @dataclass(eq=False)
 class Lease:
-    """A reader's claim on a generation; it ends when it is released, or with its process."""
+    """A reader's claim on a generation; ends when released, or with its process."""
 
     path: Path
     generation: int
@@ -31,7 +31,7 @@ class Lease:
 
     @classmethod
     def take(cls, root: Path, generation: int) -> Lease:
-        """A new lease of this process. Where nothing can be written there is none, and no writer either."""
+        """Return a new lease of this process; without write access no file is made, and nobody can erase either."""
         holder = Holder.here()
         name = f"{holder.host}-{holder.pid}-{secrets.token_hex(4)}.json"
         lease = cls(root / FOLDER / name, generation, holder)
@@ -55,9 +55,9 @@ class Lease:
 
 
 def leases_of(root: Path) -> Iterator[Lease]:
-    """The leases of readers that may be alive; those of readers that are provably gone are removed.
+    """Yield the leases of readers that may be alive; remove those of readers that have ended.
 
-    So are those that came with a copy of the run directory: their readers read the original.
+    Leases that came with a copy of the run directory are removed too: their readers read the original.
     """
     _remove_unfinished(root)
     for path in sorted((root / FOLDER).glob("*.json")):
@@ -77,7 +77,7 @@ def leases_of(root: Path) -> Iterator[Lease]:
 
 
 def _remove_unfinished(root: Path) -> None:
-    """Remove what readers of this machine left that were killed while they wrote a lease."""
+    """Remove unfinished leases of readers of this machine that were killed while writing."""
     for path in (root / FOLDER).glob("*.json.new"):
         host, _, pid = path.name.rpartition("-")[0].rpartition("-")
         if host == socket.gethostname() and pid.isdecimal() and began(int(pid)) is None:
@@ -85,7 +85,7 @@ def _remove_unfinished(root: Path) -> None:
 
 
 def _directory(lease: Path) -> int:
-    """What tells the directory of a lease from a copy of it, also after the run was renamed."""
+    """Return a number that differs between the directory of a lease and its copies, and survives renaming the run."""
     return lease.parent.stat().st_ino
 
 

@@ -1,4 +1,4 @@
-"""Who holds a lock or a lease: a process, told apart from any later one with the same number."""
+"""The process that holds a lock or a lease, distinguished from later processes with the same number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Holder:
-    """A process: its machine, its number, and when it began (in a form that only this machine compares)."""
+    """A process: its machine, its number, and when it began, in a form that is only compared on that machine."""
 
     host: str
     pid: int
@@ -25,17 +25,19 @@ class Holder:
 
     @classmethod
     def of(cls, values: object) -> Holder | None:
-        """The holder that a file names; None if it names none."""
+        """Return the holder that a file's JSON value describes; None if the value describes none."""
         if not isinstance(values, Mapping):
             return None
-        host, pid, started = (values.get(name) for name in ("host", "pid", "started"))
+        host = values.get("host")
+        pid = values.get("pid")
+        started = values.get("started")
         if not isinstance(host, str) or not isinstance(pid, int) or not isinstance(started, str):
             return None
         return cls(host, pid, started)
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has provably ended. One of another machine may be alive for all that is known here."""
+        """Whether the process has ended for certain; a process of another machine may always be alive."""
         return self.host == socket.gethostname() and began(self.pid) != self.started
 
     def as_json(self) -> dict[str, Any]:
@@ -46,7 +48,7 @@ class Holder:
 
 
 def began(pid: int) -> str | None:
-    """When a process of this machine began: the boot, and the time since; None if there is no such process."""
+    """Return when a process of this machine began: the boot, and the time since; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
