@@ -129,18 +129,18 @@ def test_training_tables_never_hold_the_own_document(tiny_run: Run) -> None:
 
 def test_neighbors(tiny_run: Run, book: Book) -> None:
     train = tiny_run.snapshot.streams["train"].documents[0]
-    text = train["text"][:60]
+    text = train.text[:60]
     found = book.neighbors(text, k=2)
     assert len(found) == 60
     first = found[30][0]  # the text stands in the store: it finds itself
-    assert first.document == train["name"]
+    assert first.document == train.name
     assert first.similarity == pytest.approx(1, abs=1e-3)
     assert first.token == text[30]
     assert first.before == text[22:30]
-    assert first.after == train["text"][31:39]
-    without = book.neighbors(text, k=2, exclude=[train["name"]])
-    assert all(n.document != train["name"] for line in without for n in line)
-    assert book.neighbors(text, k=2, exclude=train["name"]) == without
+    assert first.after == train.text[31:39]
+    without = book.neighbors(text, k=2, exclude=[train.name])
+    assert all(n.document != train.name for line in without for n in line)
+    assert book.neighbors(text, k=2, exclude=train.name) == without
     with pytest.raises(CorpusError, match="no document of the store is named 'nope'"):
         book.neighbors(text, exclude=["nope"])
     with pytest.raises(GnnlmError, match="k must be at least 1"):

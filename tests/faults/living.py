@@ -18,7 +18,7 @@ from gnnlm.artifact.manifest import MANIFEST, read_manifest
 from gnnlm.generation import read_current
 from gnnlm.generation.current import generation_file
 from gnnlm.layout import SEGMENTS
-from gnnlm.library.erase_scan import Probes
+from gnnlm.library.erase_scan import ErasedSamples
 from tests.faults.fault import Ended, Fault, Signal, command, forked, run_command
 from tests.library.conftest import make_text
 
@@ -115,14 +115,14 @@ class Living:
 
     def _keeping_pieces(self, words: str, run: Path) -> None:
         """Run a command in this process; if it erases, the pieces that it looks for are kept in a file."""
-        of = Probes.of
+        of = ErasedSamples.of
 
-        def kept(*arguments: Any) -> Probes:
-            probes = of(*arguments)
-            (self.folder / "pieces").write_bytes(pickle.dumps(probes))
-            return probes
+        def kept(*arguments: Any) -> ErasedSamples:
+            samples = of(*arguments)
+            (self.folder / "pieces").write_bytes(pickle.dumps(samples))
+            return samples
 
-        Probes.of = kept  # type: ignore[method-assign]
+        ErasedSamples.of = kept  # type: ignore[method-assign]
         run_command(self.arguments(words, run))
 
     def prepare(self, change: Change, place: Path) -> Path:
@@ -176,8 +176,8 @@ class Living:
     def left(self, run: Path) -> set[str]:
         """The files of a run that hold pieces of the erased documents, as erasing itself looks for them."""
         self.whole(NAMED["erase"])
-        probes: Probes = pickle.loads((self.folder / "pieces").read_bytes())
-        return {str(Path(path).relative_to(run)) for path in probes.search(run, lambda _: False)[0]}
+        samples: ErasedSamples = pickle.loads((self.folder / "pieces").read_bytes())
+        return {str(Path(path).relative_to(run)) for path in samples.search(run, lambda _: False)[0]}
 
 
 def look(run: Path, thorough: bool) -> None:
