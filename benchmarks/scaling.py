@@ -178,8 +178,8 @@ def main() -> None:
     for lines in tables.values():
         print("\n".join(lines), end="\n\n")
     if given.write:
-        for name, lines in tables.items():
-            replace_between(ROOT / "docs" / "scaling.md", name, lines)
+        for name in ("plan", "rates"):
+            replace_between(ROOT / "docs" / "scaling.md", name, tables[name])
         replace_between(ROOT / "benchmarks" / "results.md", "search over nodes", [*tables["search"], "", measured[0]])
     if given.json:
         print(json.dumps({"rates": here.as_dict(), "cores": given.cores, "search": [asdict(one) for one in simulated]}))
