@@ -59,7 +59,7 @@ class Catalogue:
         return bool(there) and all(self.streams[s].documents[n].text != document.text for s, n in there)
 
     def matching(self, names: Names) -> list[Place]:
-        """The documents that names, globs or tags name."""
+        """Return the documents that names, globs or tags select."""
         flat = [place for places in self.places.values() for place in places]
         tags: dict[str, list[int]] = {}
         for number, place in enumerate(flat):
@@ -76,11 +76,11 @@ class Catalogue:
         return [_tags_by_document(segment) for segment in self._now.segments]
 
     def tagged(self, tag: str) -> list[Place]:
-        """The documents that have a tag."""
+        """Return the documents that have a tag."""
         return [place for places in self.places.values() for place in places if tag in self.tags_at(place)]
 
     def without(self, gone: Iterable[Place]) -> list[SegmentRecord]:
-        """The segments with some documents removed."""
+        """Return the segments with some documents removed."""
         segments, by_segment = list(self._now.segments), dict[int, list[int]]()
         for number, document in gone:
             by_segment.setdefault(number, []).append(document)
@@ -91,7 +91,7 @@ class Catalogue:
         return segments
 
     def tagged_as(self, segments: Sequence[SegmentRecord], tags: Mapping[str, Iterable[str]]) -> list[SegmentRecord]:
-        """The segments with the tags that documents have by name."""
+        """Return the segments with tags given to documents by name."""
         found = list(segments)
         for name, wanted in tags.items():
             found = self.tagged_with(found, self.places.get(name, ()), wanted)
@@ -101,7 +101,7 @@ class Catalogue:
     def tagged_with(
         segments: Sequence[SegmentRecord], places: Iterable[Place], tags: Iterable[str]
     ) -> list[SegmentRecord]:
-        """The segments with tags given to some documents."""
+        """Return the segments with tags given to some documents."""
         found, wanted = list(segments), sorted(tags)
         for number, document in places:
             segment = found[number]
@@ -117,7 +117,7 @@ def text_of(snapshot: Snapshot, segment: SegmentRecord) -> Stream:
 
 
 def name_digest(name: str) -> str:
-    """Identifies the name of a document, without telling it."""
+    """Return a digest of a document's name, from which the name cannot be read."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

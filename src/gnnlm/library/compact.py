@@ -15,14 +15,14 @@ from gnnlm.run.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class SurvivingDocuments:
-    """What a compacted segment takes over from another: some of its documents."""
+    """The documents of a segment that a compacted one copies."""
 
     segment: SegmentRecord
     documents: tuple[int, ...]
 
 
 def compacted(snapshot: Snapshot, builder: SegmentBuilder, vocab_size: int) -> tuple[SegmentRecord, ...] | None:
-    """The segments of the next generation, with what was removed left out; None if there is nothing to do.
+    """Return the segments of the next generation, without removed documents; None if nothing changes.
 
     A segment that nothing was removed from is copied only where it joins others: added segments that lie beside each
     other, up to `store.segment_tokens` positions.
@@ -45,7 +45,7 @@ def compacted(snapshot: Snapshot, builder: SegmentBuilder, vocab_size: int) -> t
 
 
 def _groups(segments: Sequence[SegmentRecord], limit: int) -> list[list[SegmentRecord]]:
-    """Segments that become one each: neighbours that are added or lose documents, as far as they fit."""
+    """Group adjacent segments that are merged: those that were added or have removed documents, up to the limit."""
     groups: list[list[SegmentRecord]] = []
     size = 0
     for segment in segments:

@@ -35,7 +35,7 @@ class CurrentPerplexity:
 
 
 def evaluate_current(run: Run) -> CurrentPerplexity:
-    """Look up and score every test position with the generation that the run serves now; mixes stay as tuned."""
+    """Search and score every test position with the current generation; kNN weights stay as tuned."""
     snapshot, config = run.open_current(), run.config
     store, stream = snapshot.store, snapshot.streams["test"]
     numbers = _overlapping(snapshot)
@@ -58,7 +58,7 @@ def evaluate_current(run: Run) -> CurrentPerplexity:
 
 
 def _overlapping(snapshot: Snapshot) -> list[int]:
-    """The documents, counted through all segments, that share text with valid or test and are not removed."""
+    """Return the live documents, numbered through all segments, that share text with valid or test."""
     found, first = [], 0
     for segment in snapshot.generation.segments:
         found += [first + number for number in segment.overlapping if number not in set(segment.removed)]

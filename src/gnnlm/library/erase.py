@@ -30,7 +30,7 @@ POLL = 0.1  # seconds between two looks at the leases
 
 @dataclass(frozen=True)
 class Erasure:
-    """What was erased, how much was searched for it, where some of it was found, and what may remember it."""
+    """What was erased, how many bytes were searched, where a trace was found, and what may remember the text."""
 
     names: tuple[str, ...]
     searched: int
@@ -51,7 +51,7 @@ def remove_unreferenced(root: Path, now: Generation, keep: Path | None = None) -
 
 
 def _needed(root: Path, now: Generation) -> dict[Path, set[str]]:
-    """The artifacts that this generation or a reader's needs, by their folder."""
+    """Return the artifacts that this generation or a reader's needs, by folder."""
     found: dict[Path, set[str]] = {}
     for name in needed_paths(root, now):
         found.setdefault((root / name).parent, set()).add(Path(name).name)

@@ -29,14 +29,14 @@ KINDS, FOLDERS = ("states", "codes", "cache"), (SEGMENTS, ADDED)  # parts with r
 
 @dataclass(frozen=True)
 class ErasedSamples:
-    """Pieces of erased documents that occur in no document that stays, and the names of those documents."""
+    """Pieces of erased documents that occur in no remaining document, and the names of the erased documents."""
 
     names: tuple[str, ...]
     pieces: tuple[bytes, ...]
 
     @classmethod
     def of(cls, run: Run, doomed: Sequence[Path], now: Generation) -> ErasedSamples:
-        """Pieces of the documents of segments that are about to be deleted and of no document that stays."""
+        """Return pieces of the segments to be deleted that occur in no remaining document."""
         stays = _RemainingContent(run, now)
         names: list[str] = []
         found: list[list[bytes]] = [[], [], []]
@@ -62,7 +62,7 @@ class ErasedSamples:
         return cls(tuple(names), tuple(piece for kind in found for piece in _spread(kind, most // 3)))
 
     def search(self, root: Path, goes: Callable[[Path], bool]) -> tuple[tuple[str, ...], int]:
-        """The files that hold any of the pieces, but for those that go, and how many bytes were looked through."""
+        """Return the remaining files that hold any of the pieces, and how many bytes were searched."""
         found, searched = [], 0
         for path in _all_files(root) if self.pieces else ():
             if goes(path):
@@ -75,7 +75,7 @@ class ErasedSamples:
 
 
 class _RemainingContent:
-    """What stays: pieces that occur there too tell nothing."""
+    """The content that stays; a piece that occurs in it proves nothing."""
 
     def __init__(self, run: Run, now: Generation) -> None:
         self.documents: set[tuple[str, str]] = set()
@@ -107,7 +107,7 @@ class _RemainingContent:
         return [piece for piece in sorted(pieces) if piece not in self._tokens]
 
     def new_rows(self, rows: Sequence[bytes]) -> list[bytes]:
-        """Rows of states that no document that stays has."""
+        """Return the rows of states that no remaining document has."""
         left = {row for row in rows if len(row) >= LEAST_ROW and any(row)}
         for array in self._arrays:
             for start in range(0, len(array), 65_536):
@@ -117,14 +117,14 @@ class _RemainingContent:
 
 
 def _parts_of(run: Run, segment: Path) -> list[str]:
-    """The parts of a segment by path: its own, and those that refits have made for it."""
+    """Return the paths of a segment's parts: its own, and those that refits have made for it."""
     name = str(segment.relative_to(run.root))
     held = [each for one in generations_of(run.root) for each in one.segments if each.name == name]
     return sorted({f"{name}/{kind}" for kind in KINDS} | {each.path_of(kind) for each in held for kind in each.parts})
 
 
 def _arrays(root: Path, *parts: str) -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.float16]]]:
-    """The arrays of parts of segments with a row for every position: states, keys, codes, tables of the cache."""
+    """Yield the arrays that have a row for every position: states, keys, codes, tables of the cache."""
     for path in (Path(part) for part in parts):
         try:
             part = Artifact.open(root / path) if path.name in KINDS and path.parent.parent.name in FOLDERS else None
@@ -134,7 +134,7 @@ def _arrays(root: Path, *parts: str) -> Iterator[np.ndarray[tuple[int, ...], np.
 
 
 def _spread(pieces: Sequence[bytes], most: int) -> Sequence[bytes]:
-    """At most so many, from all over."""
+    """Return at most this many pieces, evenly spaced."""
     step = -(-len(pieces) // most) if pieces else 1
     return pieces[::step]
 

@@ -18,13 +18,13 @@ from gnnlm.run import Run
 
 
 class TextIngest:
-    """Turns files and texts into documents of a run's store."""
+    """The way from files and texts to documents of a run's store."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def read(self, paths: Iterable[str | Path]) -> list[Document]:
-        """The documents of files and folders, each named as the corpus names it: by its path in the folder given."""
+        """Read the documents of files and folders; each is named by its path in the given folder."""
         config, found = self._run.config.corpus, list[Document]()
         for path in paths:
             by_line = config.documents == "lines"
@@ -34,7 +34,7 @@ class TextIngest:
         return found
 
     def given(self, texts: Mapping[str, str]) -> list[Document]:
-        """Documents given as texts by name."""
+        """Check texts that are given by name, and return them as documents."""
         for name, text in texts.items():
             if not isinstance(name, str) or not name.strip() or not isinstance(text, str):
                 raise CorpusError(
@@ -47,7 +47,7 @@ class TextIngest:
         return [Document(name, text) for name, text in texts.items()]
 
     def tokenized(self, documents: Sequence[Document]) -> list[TokenizedDocument]:
-        """The documents as they are stored; refused if two have one name, or one has no tokens."""
+        """Tokenize documents; refuse two of one name, and one without tokens."""
         if not documents:
             raise CorpusError("no document was given; name at least one file or folder of text")
         name, times = Counter(document.name for document in documents).most_common(1)[0]
@@ -82,7 +82,7 @@ class TextIngest:
         return made.get("size", known)
 
     def overlapping(self, documents: Sequence[TokenizedDocument]) -> list[int]:
-        """The documents, by number, that share a paragraph with valid or test, by the rule of the corpus."""
+        """Return the numbers of the documents that share a paragraph with valid or test."""
         config = self._run.config.corpus
         found = []
         for number, document in enumerate(documents):

@@ -48,20 +48,20 @@ class Library:
     # -- looking -------------------------------------------------------------------------------------------
 
     def documents(self) -> list[CatalogueEntry]:
-        """The documents that can be looked up, in the order of the store."""
+        """Return the documents that can be looked up, in the order of the store."""
         return Catalogue(self._now()).entries()
 
     def history(self) -> list[Generation]:
-        """Every generation, the run as it was built first."""
+        """Return every generation, beginning with the run as it was built."""
         self.run.open_all()
         return [self.run.snapshot.generation, *generations_of(self.run.root)]
 
     def evaluate(self) -> CurrentPerplexity:
-        """The perplexity of test with what the run serves now, but for documents that overlap with valid or test."""
+        """Return the perplexity of test now, without documents that overlap with valid or test."""
         return evaluate_current(self.run)
 
     def _now(self) -> Snapshot:
-        """The current generation; refused if its segments were made with other trained artifacts."""
+        """Return the current generation; refuse one whose segments were made with artifacts that were rebuilt since."""
         self.run.open_all()
         now = self.run.snapshot.at(read_current(self.run.root))
         now.check_current()
@@ -172,7 +172,7 @@ class Library:
             )
 
     def renew(self) -> Change:
-        """Make the segments that were added anew, with what the run has trained since, from their stored text.
+        """Build added segments again from their stored text, with what the run has trained since.
 
         Documents that the rebuilt corpus has under the same name are not added twice. What was refitted before is left
         behind: it does not fit what was rebuilt. If nothing was rebuilt, only added segments with damaged files are
@@ -206,7 +206,7 @@ class Library:
 
     @contextmanager
     def _writing(self, what: str, check: bool = True, tidy: bool = True, resume: bool = False) -> Iterator[Transaction]:
-        """Lock the run; within, nobody else changes it, and what a killed writer left is gone.
+        """Lock the run against other writers, and remove what a killed writer left.
 
         Without `tidy`, segments that nobody needs are still there: erasing looks for their text everywhere. With
         `resume`, what an interrupted refit left is still there.

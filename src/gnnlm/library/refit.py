@@ -36,12 +36,12 @@ NOT_SERVED = "search"  # it is made on the way
 
 
 def folder_of(run: Run, now: Generation) -> Path:
-    """Where a refit of this generation is made."""
+    """Return the folder in which a refit of this generation is built."""
     return run.root / REFITTED / f"{now.number + 1:04d}"
 
 
 def refitted(run: Run, now: Generation, part: str) -> Generation:
-    """The generation with a part fitted again, not committed; as it is, if the part was fitted with this very store."""
+    """Return the generation with a part fitted again, uncommitted; unchanged if the part was fitted with this store."""
     check_part(run, now, part)
     base = Run(run.config, reading=True)  # built in this process, whatever holds the segments that are served
     if all(_is_fitted(base, now, stage) for stage in STEPS[part] if stage != NOT_SERVED):
@@ -114,7 +114,7 @@ def _fitted(base: Run, now: Generation, name: str, folder: Path, splits: tuple[s
 
 
 def _with(run: Run, segment: SegmentRecord, kind: str, part: Artifact | None) -> SegmentRecord:
-    """A segment with another part of a kind, or with none."""
+    """Return the segment with its part of a kind replaced, or without one."""
     parts = {name: found for name, found in segment.parts.items() if name != kind}
     places = {name: path for name, path in segment.places.items() if name != kind}
     if part is not None:

@@ -1,4 +1,4 @@
-"""What a change of the store made, and what the store holds."""
+"""The results of changes of the store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Refit(Change):
-    """What `refit` did: the part that was fitted again, and the stages that were; none if it had been already."""
+    """The part that was fitted again, and its stages; no stages if the part was up to date."""
 
     part: str = ""
     stages: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Refit(Change):
 
 @dataclass(frozen=True)
 class ErasureChange(Change):
-    """What `compact` with `erase` did: the documents that are gone, and what of them is left anywhere.
+    """A compaction that erased documents: their names, and what is left of them anywhere.
 
     `found` names files of the run that still hold some of their text, tokens or states; nothing may be in it.
     `may_remember` names what was made from them and cannot be searched.

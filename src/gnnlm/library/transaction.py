@@ -79,7 +79,7 @@ class Transaction:
     def _segments(
         self, new: Sequence[TokenizedDocument], tags: Mapping[str, set[str]], overlapping: set[int]
     ) -> list[SegmentRecord]:
-        """New documents as segments of at most `store.segment_tokens` positions."""
+        """Build segments of at most `store.segment_tokens` positions from new documents."""
         limit, made, some = self._run.config.store.segment_tokens, list[SegmentRecord](), list[int]()
 
         def make() -> None:
@@ -114,7 +114,7 @@ class Transaction:
         gone: Iterable[str] = (),
         refitted: Mapping[str, RefittedArtifact] | None = None,
     ) -> None:
-        """Make a new generation of these segments the current one; `gone` identifies the names that were removed.
+        """Commit a generation of these segments; `gone` has the digests of removed names.
 
         It has what is `refitted` in place of what stages have trained; if that is not given, what the last one has.
         """
@@ -162,7 +162,7 @@ class Transaction:
     def _again(
         self, name: str, segment: SegmentRecord, stream: Stream, some: Sequence[int], unseen: Collection[int]
     ) -> SegmentRecord:
-        """Some documents of a segment as a new one, with what is trained now; `unseen` by a network are these."""
+        """Build some documents of a segment again, with what is trained now; the network has not seen `unseen`."""
         text = TextWriter(self._texts.vocab_size)
         documents = [Document(stream.names[place], stream.documents[place].text) for place in some]
         tokenized = self._texts.tokenized(documents)
@@ -210,7 +210,7 @@ class Transaction:
         return True
 
     def _text_left(self, segment: SegmentRecord) -> Stream | None:
-        """The text of an added segment; None, with a warning, if it is damaged."""
+        """Return the text of an added segment; None, with a warning, if it is damaged."""
         try:
             self._verify(segment, [TEXT])
         except VersionError:
@@ -222,7 +222,7 @@ class Transaction:
         return text_of(self.snapshot, segment)
 
     def _tags_by_name(self) -> dict[str, set[str]]:
-        """The tags of the generation's documents, as far as their texts are still there."""
+        """Return the tags of the generation's documents whose texts are still there."""
         found: dict[str, set[str]] = {}
         for segment in self.now.segments:
             with suppress(ArtifactError):  # a segment of a corpus that was rebuilt
@@ -234,12 +234,12 @@ class Transaction:
 
 
 def _live(segment: SegmentRecord) -> list[int]:
-    """The documents of a segment that are not removed."""
+    """Return the documents of a segment that are not removed."""
     return [place for place in range(segment.documents) if place not in set(segment.removed)]
 
 
 def checked_tags(tags: Iterable[str]) -> set[str]:
-    """Tags that a filter can name."""
+    """Check tags; a filter must be able to name them."""
     wanted = {tags} if isinstance(tags, str) else set(tags)
     for tag in wanted:
         if not isinstance(tag, str) or not tag or tag != tag.strip() or any(sign in tag for sign in "*?[\n\0"):

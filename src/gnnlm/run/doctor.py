@@ -60,7 +60,7 @@ class Checkup:
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        """What is served."""
+        """The snapshot of what is served."""
         return self.run.snapshot.at(self.generation)
 
     @property
@@ -73,7 +73,7 @@ class Checkup:
         return not self.problems
 
     def again(self, stage: str) -> str:
-        """The command that makes what is served for a stage again; a changed store is searched as it is read."""
+        """Return the command that builds what is served for a stage again."""
         if self.changed:
             return f"gnnlm refit {shlex.quote(str(self.run.root))} --part index"
         return f"gnnlm {stage} --rebuild"
@@ -123,7 +123,7 @@ def _examined(checkup: Checkup) -> Checkup:
 
 
 def check_files(checkup: Checkup) -> None:
-    """Every stage is whole, was made from the stages before it, and has the bytes that its manifest says."""
+    """Check that every stage is whole, was built from the stages before it, and has the bytes in its manifest."""
     run, known = checkup.run, dict[str, Any]()
     there = {name: run.state(stage, known) for name, stage in run.stages.items()}
     for name, state in there.items():
@@ -152,7 +152,7 @@ def check_files(checkup: Checkup) -> None:
 
 
 def _hash_served(checkup: Checkup) -> None:
-    """What the current generation has beside what stages built: added segments, and what was refitted."""
+    """Hash added segments and refitted artifacts of the current generation."""
     checkup.snapshot.check_current()
     served = checkup.generation
     parts = {segment.path_of(kind): found for segment in served.segments for kind, found in segment.parts.items()}
@@ -183,7 +183,7 @@ def _hash_all(path: Path, problems: list[str]) -> None:
 
 
 def check_keys(checkup: Checkup) -> None:
-    """The index has a row for each of the store's, and finds some of them by their own keys."""
+    """Check that the index has every row of the store, and finds a sample of rows by their own keys."""
     snapshot = checkup.snapshot
     made, encoded = snapshot.artifact("index"), snapshot.artifact("encode")
     stream, index = snapshot.streams["train"], snapshot.index
@@ -217,7 +217,7 @@ def _own(keys_ND: Tensor, metric: str) -> float:
 
 
 def check_recall(checkup: Checkup) -> None:
-    """What the index finds of what exact search finds, over the whole store and in each segment."""
+    """Measure recall against exact search, over the whole store and in each segment."""
     snapshot = checkup.snapshot
     made, encoded, stream = snapshot.artifact("index"), snapshot.artifact("encode"), snapshot.streams["train"]
     if made.facts["kind"] == "exact":
@@ -252,7 +252,7 @@ def check_recall(checkup: Checkup) -> None:
 
 
 def check_tables(checkup: Checkup) -> None:
-    """Neighbours are sorted, in the store, have a token, and none is barred by the leakage rule."""
+    """Check that neighbours are sorted, are in the store, have a token, and keep the leakage rule."""
     from gnnlm.retrieval.search import open_table
     from gnnlm.retrieval.search_stage import SEARCH
 
@@ -309,7 +309,7 @@ def _check_table(
 
 
 def check_cost(checkup: Checkup) -> None:
-    """Perplexity with the run's neighbours and similarities, and with those of exact search.
+    """Compare perplexity with the run's neighbours to perplexity with those of exact search.
 
     They are those of its tables, or, if the store has changed since, what its index finds.
     """

@@ -36,7 +36,7 @@ LOST_BY_GNN = 0.02  # nats; more than for the mix, which is fitted in minutes, w
 
 @dataclass(frozen=True)
 class Drift:
-    """What was measured of a part, in figures and in words, and whether to fit it again."""
+    """The drift of a part, in figures and in words, and whether to fit the part again."""
 
     part: str
     refit: bool
@@ -60,7 +60,7 @@ class Measuring:
         self._config = snapshot.config
 
     def all(self) -> Iterator[Drift]:
-        """The drift of every part that can be fitted again."""
+        """Yield the drift of every part that can be fitted again."""
         if self._measured.artifact("index").facts["kind"] != "exact":
             yield self.index()
         yield self.mix()
@@ -68,7 +68,7 @@ class Measuring:
             yield self.gnn()
 
     def index(self) -> Drift:
-        """Recall against exact search of the rows that are served, of the very queries that it was built with."""
+        """Measure recall against exact search of the served rows, with the queries of the build."""
         served = self._whole
         encoded, made = served.artifact("encode"), served.artifact("index")
         keys_ND, rows = checked_keys(encoded, self._config.seed), live_rows(served.streams["train"], served.live)
@@ -97,7 +97,7 @@ class Measuring:
         return score_surely(predictor, self._valid, block, "doctor: score valid", wanted, wanted if gated else ())
 
     def mix(self) -> Drift:
-        """The loss with the mix as it is, and with one that is fitted to the same scores."""
+        """Compare the loss with the current kNN weights to the loss with weights fitted to the same scores."""
         config, store = self._config, self._measured.store
         grid = grid_of(config.tune, config.buckets, config.index.metric, self._valid.table.similarity)
         anew = tune(self._valid, store, self._scored, grid, config.gate).mixes
@@ -117,7 +117,7 @@ class Measuring:
         return Drift("mix", refit, ", and ".join(words), figures)
 
     def gnn(self) -> Drift:
-        """The gain of +GNN over base on the valid tokens that its training was validated on, then and now."""
+        """Compare the gain of +GNN over base on the validation tokens of its training, then and now."""
         parts, config = self._measured, self._config.train
         made, positions = parts.artifact("train"), torch.arange(min(config.valid_tokens, len(self._valid.text)))
         predictor = Predictor(parts.head, parts.graphs, parts.gnn, config.curriculum[-1].k, {}, parts.cache)
@@ -135,7 +135,7 @@ class Measuring:
         return Drift("gnn", then - now > LOST_BY_GNN, words, figures)
 
     def _unseen(self) -> float:
-        """The share of the rows that came after the graph network was trained."""
+        """Return the share of rows that were added after the graph network was trained."""
         new, texts = 0, self._whole.streams["train"].segments
         for segment, text in zip(self._whole.generation.segments, texts, strict=True):
             numbers = set(segment.unseen) - set(segment.removed)

@@ -1,4 +1,4 @@
-"""What is left on the disk of documents that were removed: segments half erased, texts that nothing serves any more."""
+"""What is left on disk of removed documents: half-erased segments, and texts that no generation serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gnnlm.layout import ADDED
 
 
 def erased_segments(built: Iterable[Artifact]) -> dict[str, bool]:
-    """The segments of stages that were erased, at least some parts of each; whether none of its files is left."""
+    """Return the segments that were erased, at least in part, and whether none of their files is left."""
     found: dict[str, bool] = {}
     for part in (part for artifact in built for part in artifact.parts):
         if erased_files(part.path):
@@ -25,7 +25,7 @@ def erased_segments(built: Iterable[Artifact]) -> dict[str, bool]:
 
 
 def needed_paths(root: Path, now: Generation) -> set[str]:
-    """The artifacts, by path in the run directory, that a generation or a reader's generation has."""
+    """Return the paths of the artifacts that this generation, or the generation of any reader, has."""
     found = now.paths
     for lease in leases_of(root):
         with suppress(ArtifactError):
@@ -34,7 +34,7 @@ def needed_paths(root: Path, now: Generation) -> set[str]:
 
 
 def unserved_texts(root: Path, now: Generation) -> list[Path]:
-    """Texts of added segments that neither the generation nor a reader's has; a writer's next ones are left out."""
+    """Return the texts of added segments that no generation in use has; those of a writer at work are left out."""
     if not now.number:
         return []
     needed = needed_paths(root, now)

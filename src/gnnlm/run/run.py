@@ -66,7 +66,7 @@ class Run:
     # -- state ---------------------------------------------------------------------------------------------
 
     def inputs(self, stage: Stage) -> dict[str, Any] | None:
-        """What the stage would be built from now; None while a parent does not exist."""
+        """Return what the stage would be built from now; None while a parent does not exist."""
         try:
             parents = {parent: self._manifest(parent) for parent in self.parents(stage)}
         except ArtifactError:
@@ -89,11 +89,11 @@ class Run:
         return LastBuild(manifest.inputs, manifest.facts)
 
     def _manifest(self, name: str) -> Manifest:
-        """The manifest of the opened artifact, or else of the one on disk."""
+        """Return the manifest of the opened artifact, or of the one on disk if none is open."""
         return self._open[name].manifest if name in self._open else read_manifest(self.path(name))
 
     def state(self, stage: Stage, known: dict[str, State] | None = None) -> State:
-        """The state of a stage: stale if it was built from other inputs, or if a dependency is not done.
+        """Return the state of a stage: stale if it was built from other inputs, or if a dependency is not done.
 
         `known` caches states that were already determined.
         """
@@ -111,11 +111,11 @@ class Run:
         return self.root / STAGES[name].folder
 
     def bytes_of(self, name: str) -> int:
-        """The size of a stage's artifact with its parts, unfinished builds included."""
+        """Return the size of a stage's artifact with its parts, unfinished builds included."""
         return bytes_of(self.path(name), *self._parts_of(STAGES[name]))
 
     def _parts_of(self, stage: Stage) -> list[Path]:
-        """Where the parts of a stage's artifact may lie."""
+        """Return the folders that may hold parts of a stage's artifact."""
         return [segment / stage.part for segment in (self.root / SEGMENTS).glob("*") if stage.part]
 
     def artifact(self, name: str) -> Artifact:
@@ -157,7 +157,7 @@ class Run:
         raise ArtifactError(f"another gnnlm process is building in {self.root}; open the run when it has finished")
 
     def why(self, stage: Stage, state: State) -> str:
-        """What is wrong with a stale or damaged stage; empty for any other."""
+        """Say what is wrong with a stale or damaged stage; empty for any other."""
         if state not in ("stale", "damaged"):
             return ""
         if found := damage(self.path(stage.name)):
@@ -285,7 +285,7 @@ class Run:
                     )
 
     def fork(self, config: Config) -> list[str]:
-        """Start the run of another config from the stages of this run that it leaves valid; returns their names.
+        """Start the run of another config from the stages that it leaves valid; return their names.
 
         Files are linked where the file system can, else copied. Artifacts are replaced, never written to, so runs
         that share files do not disturb each other.
@@ -303,7 +303,7 @@ class Run:
         return kept
 
     def kept_by(self, new: Run) -> list[str]:
-        """The stages of this run that another config leaves valid; `new` is its run, with nothing built."""
+        """Return the stages of this run that another config leaves valid; `new` is its run, with nothing built."""
         kept: list[str] = []
         new.origin = self
         for name, stage in self.stages.items():
@@ -317,7 +317,7 @@ class Run:
         return kept
 
     def copy(self, root: Path) -> None:
-        """The same finished run in another directory, linked or copied as in a fork. Its text may be gone by now."""
+        """Link or copy this finished run into another directory. Its source text may be gone by now."""
         self.open_all()
         new = Run(self.config.model_copy(update={"run": str(root)}), reading=True)
         new._check_new()

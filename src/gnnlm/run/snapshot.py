@@ -367,7 +367,7 @@ class Snapshot:
 
     @property
     def _segment_names(self) -> list[Key]:
-        """What identifies the index of each segment: the fingerprints of what it is opened from."""
+        """The fingerprints of what the index of each segment is opened from."""
         texts = self.artifact(CORPUS.name).parts
         states, indexes = self.artifact(ENCODE.name).parts, self.artifact(INDEX.name).parts
         trained = self.trained(INDEX.name).fingerprint
