@@ -97,7 +97,7 @@ def test_errors_are_the_clients_own(client: Any, locked_address: str) -> None:
         client.completions.create(**{**given, "model": "gpt"})
     assert caught.value.code == "model_not_found"
     assert caught.value.param == "model"
-    with pytest.raises(openai.BadRequestError, match="suffix is not supported"):
+    with pytest.raises(openai.BadRequestError, match="suffix: not supported"):
         client.completions.create(**given, suffix="b")
     with pytest.raises(openai.BadRequestError, match="does not exist"):
         client.completions.create(**given, extra_body={"foo": 1})

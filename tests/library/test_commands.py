@@ -22,6 +22,7 @@ def last(*arguments: str | Path) -> dict[str, Any]:
 
 
 def test_a_document_comes_and_goes(root: Path, write: Callable[..., Path]) -> None:
+    assert "generation" not in gnnlm("status", root).stdout  # the run is as it was built
     folder = write(one=make_text(1), two=make_text(2))
     added = last("add", root, folder, "--tag", "manual", "--tag", "new")
     assert added.keys() == {"generation", "added", "removed", "rows", "seconds"}

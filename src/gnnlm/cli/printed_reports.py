@@ -85,7 +85,7 @@ def generation_line(made: Run) -> str | None:
     from gnnlm.generation import read_current
 
     now = read_current(made.root)
-    if now is None:
+    if not now.number:
         return None
     line = f"serves generation {now.number}: {now.documents:,} documents, {now.rows:,} rows"
     kinds = [name for name, stage in made.stages.items() if stage.part or name in now.refitted]
