@@ -56,8 +56,8 @@ class Book:
         """The open-book model without texts and document names."""
         if self._model is None:
             raise ConfigError(
-                f"{self.origin} is closed: this session has ended, and attached documents are gone; call book.attached "
-                "again, or open the run again"
+                f"the book of {self.origin} is closed; open the run again, or call book.attached again for attached "
+                "documents"
             )
         return self._model
 

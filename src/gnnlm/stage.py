@@ -73,6 +73,9 @@ class SegmentSource:
     parts: Mapping[str, Artifact]
 
 
+NO_NETWORK = "this run has no graph network, and so no {} stage; set gnn.layers to 1 or more"
+
+
 class Stage:
     """A stage: `folder` holds its artifact, and `part` names the folder of its part of each segment, if it has any."""
 

@@ -143,7 +143,7 @@ def test_a_session_is_used_again_and_ends(book: Book, text: str) -> None:
         assert len(deeper.score(text[50:100])) == 50
         assert "attached:one, attached:two" in repr(session)
         assert session.drafter.suffixes[:1] == book.drafter.suffixes
-    with pytest.raises(GnnlmError, match="session has ended"):
+    with pytest.raises(GnnlmError, match="is closed; open the run again"):
         session.score("a")
     with pytest.raises(AttributeError):
         session.nothing  # noqa: B018

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gnnlm.artifact import Artifact, Draft, draft_path
 from gnnlm.config import Config
 from gnnlm.engine import Work
-from gnnlm.stage import BuildContext, InputFacts, SegmentSource, Stage, section_inputs
+from gnnlm.stage import NO_NETWORK, BuildContext, InputFacts, SegmentSource, Stage, section_inputs
 
 if TYPE_CHECKING:
     from gnnlm.datastore.store import Segment
@@ -29,7 +29,7 @@ class CacheStage(Stage):
         return config.gnn.layers > 0
 
     def absence(self, config: Config) -> str:
-        return "this run has no graph network, and so no cache stage; set gnn.layers to 1 or more"
+        return NO_NETWORK.format(self.name)
 
     def inputs(self, config: Config, known: InputFacts) -> dict[str, Any]:
         return {**section_inputs(config.cache, "cache"), "graph k": config.graph_k, "seed": config.seed}

@@ -422,6 +422,7 @@ class StageRecipe:
 def _work(name: str, root: Path, kind: str) -> Work:
     run = _reopened(root, name)
     stage = run.stages[name]
+    assert kind in stage.tasks, kind
     return stage.work(run.snapshot, run.inputs(stage) or {}, kind)
 
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from gnnlm.artifact import Artifact, Draft
 from gnnlm.config import Config, flat
-from gnnlm.stage import BuildContext, InputFacts, Stage, section_inputs
+from gnnlm.stage import NO_NETWORK, BuildContext, InputFacts, Stage, section_inputs
 
 if TYPE_CHECKING:
     from gnnlm.gnn.model import GnnModel
     from gnnlm.retrieval.index import Ids
     from gnnlm.run.snapshot import Snapshot
-
-NO_NETWORK = "this run has no graph network, and so no {} stage; set gnn.layers to 1 or more"
 
 
 class TrainStage(Stage):
